@@ -269,11 +269,6 @@ class FailedError(Exception):
 
 
 def run(command: Sequence[str | Path], *, limit_s: float) -> str:
-    """What the command printed.
-
-    Raises:
-        FailedError: It failed, or took longer than the limit; it and its children were ended then.
-    """
     shown = shlex.join(map(str, command))
     # CrewAI asks on the console whether to show traces, and counts its users from elsewhere.
     settings = {"CREWAI_DISABLE_TELEMETRY": "true", "CREWAI_TESTING": "true"}
@@ -329,12 +324,7 @@ def releases(python: Path, distributions: str) -> str:
 
 
 def test(python: Path, environment: Environment, report: Path) -> str:
-    """What came of the environment's tests, in words.
-
-    Raises:
-        FailedError: A test failed, none ran, or some were skipped for want of a library that this
-            environment is made to have.
-    """
+    """What came of the environment's tests, in words."""
     words = environment.paths.split()
     paths = [path for path in words if (ROOT / path.partition("::")[0]).exists()]
     if not paths:

@@ -80,13 +80,7 @@ def calls(recording: Recording) -> list[Span]:
 
 
 def agree(span: Span, exchange: Exchange, **more: Any) -> None:
-    """Assert that every attribute of the span is what the log says, and none is missing.
-
-    Args:
-        span: A call's span.
-        exchange: The request and its answer.
-        **more: ``provider``, ``agent``, ``conversation``, ``output_type`` where there is one.
-    """
+    """Assert that every attribute of the span is what the log says, and none is missing."""
     first_chunk_s = span.attributes.get(c.TIME_TO_FIRST_CHUNK)
 
     wrong = differences(span, exchange, **more)

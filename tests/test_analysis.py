@@ -38,7 +38,6 @@ def usage(tokens_in: int, tokens_out: int, model: str = "m-large") -> dict[str, 
 
 
 def called(tool: str, **arguments: Any) -> dict[str, Any]:
-    """Attributes of a call that answered with a call of a tool."""
     answer = message("assistant", [tool_call_part("c1", tool, arguments)])
     return {**call_attributes("go on", ""), c.OUTPUT_MESSAGES: json.dumps([answer])}
 

@@ -22,11 +22,7 @@ def begin(name: str, **options: Any) -> Operation:
 
 
 def test_operation_is_one_span_with_all_that_was_gathered(store: Store) -> None:
-    """Attributes and content arrive together, as valid text.
-
-    A lone surrogate in a stop sequence would cost other exporters a batch. Base64 of token ids can
-    look like a key by chance; changing it would change the ids.
-    """
+    """Attributes and content arrive together, as valid text."""
     lookalike = "/AKIA" + "A" * 16 + "+"
     with auto_trace(store=store) as recording:
         made = begin(

@@ -48,7 +48,6 @@ class Traffic:
 
 @pytest.fixture
 def traffic(store: Store) -> Traffic:
-    """Makes rollouts."""
     return Traffic(store)
 
 

@@ -107,10 +107,7 @@ def test_setting_is_what_the_environment_says(
 def test_child_environment_is_what_a_child_inherits(
     outer: str | None, inner: str | None, heard: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What ``run`` hands its child is what the child's settings read, and nothing is lost.
-
-    The run's own ``--agent`` reaches it, else that of a run around it.
-    """
+    """What ``run`` hands its child is what the child's settings read, and nothing is lost."""
     monkeypatch.setenv("KEPT", "as it was")
     monkeypatch.setenv("PYTHONPATH", "/a:/b" if inner else "")
     if outer is not None:

@@ -61,7 +61,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 
 def found_at(store: Store, level: str) -> list[Finding]:
-    """What is found at one level."""
     return [finding for finding in examine(store) if finding.level == level]
 
 

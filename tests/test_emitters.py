@@ -312,10 +312,7 @@ CIRCLE.append(CIRCLE)
 def test_object_is_a_literal_or_json(
     value: object, kind: str, is_literal: bool, held: object, recording: Recording
 ) -> None:
-    """Text, numbers and bytes are literals of Agent Lightning's types, whatever their subclass.
-
-    Anything else is JSON; what JSON cannot hold is its text, or else its type.
-    """
+    """Text, numbers and bytes are literals of Agent Lightning's types, whatever their subclass."""
     emit_object(value, attributes={"note": "kept"})
 
     span = last(recording)

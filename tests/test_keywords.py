@@ -43,13 +43,11 @@ def trace(store: Store, name: str, value: Any) -> object:
 
 
 def surround(store: Store, name: str, value: Any) -> object:
-    """Likewise."""
     keywords: Any = {"store": store, name: value}
     return lo.context(**keywords)
 
 
 def train(store: Store, name: str, value: Any) -> object:
-    """Make a trainer."""
     keywords: Any = {"store": store, name: value}
     return Trainer(**keywords)
 
@@ -60,7 +58,6 @@ def search(store: Store, name: str, value: Any) -> object:
 
 
 def export(store: Store, name: str, value: Any) -> object:
-    """Make rows."""
     return list(store.rows("kto", **{name: value}))
 
 

@@ -162,7 +162,6 @@ class Odd(lo.BaseAlgorithm):
     """Gives back what is neither a metric nor a resource."""
 
     def train_step(self, batch: Batch) -> Mapping[str, Any]:
-        """One step."""
         return {"better": "prompt"}
 
 

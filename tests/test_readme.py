@@ -59,10 +59,7 @@ def run(command: list[str], folder: Path, settings: dict[str, str]) -> str:
 
 
 def test_readme_python_runs(tmp_path: Path, shell: dict[str, str], server: DemoServer) -> None:
-    """Every Python block of the README runs, one after the other, in a fresh folder.
-
-    Each reward of "Add a reward" counts; what is published after that is in the next run.
-    """
+    """Every Python block of the README runs, one after the other, in a fresh folder."""
     program = "\n".join(blocks(PAGE, "python"))
 
     with DemoServer(Writer()) as model:

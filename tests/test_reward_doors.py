@@ -37,7 +37,6 @@ def act(task: str, resources: object) -> None:
 
 @pytest.fixture
 def run_cli(store: Store, spawn: Callable[..., Any]) -> Callable[..., str]:
-    """What a command says."""
     return lambda *args: str(spawn(*args, "--store", store.name).stdout)
 
 

@@ -119,7 +119,6 @@ def asking(*parts: Any) -> Changes:
 
 
 def calling(arguments: str) -> Changes:
-    """A call that was answered by a tool call."""
     part = f'{{"type": "tool_call", "id": "1", "name": "f", "arguments": {arguments}}}'
     return {c.OUTPUT_MESSAGES: f'[{{"role": "assistant", "parts": [{part}]}}]'}
 

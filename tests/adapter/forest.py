@@ -31,12 +31,10 @@ def answers(trajectory: Trajectory) -> list[str]:
 
 
 def paths(trajectories: Sequence[Trajectory]) -> list[list[str]]:
-    """The answers of each trajectory."""
     return [answers(trajectory) for trajectory in trajectories]
 
 
 def rewards(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
-    """The reward of each step by its answer."""
     return {
         text_of(step.action): step.reward
         for trajectory in trajectories
@@ -73,7 +71,6 @@ def _written(messages: Sequence[Message]) -> str:
 def token_attributes(
     prompt_ids: Sequence[int], response_ids: Sequence[int], logprobs: Sequence[float] = ()
 ) -> dict[str, str]:
-    """Attributes that hold token ids and logprobs."""
     return {
         c.PROMPT_TOKEN_IDS: encode_ids([prompt_ids]),
         c.RESPONSE_TOKEN_IDS: encode_ids([response_ids]),

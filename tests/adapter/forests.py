@@ -71,7 +71,6 @@ KEYS = (
 
 
 def span_id(index: int) -> str:
-    """The id of the span at an index of a forest, or of one that is not there."""
     return f"{index & 0xFFFF:016x}"
 
 

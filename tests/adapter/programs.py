@@ -82,7 +82,6 @@ def drawing_of(acts: list[Act], links: tuple[str, ...] = LINKS) -> str:
 
 
 def spans_drawn(drawing: str) -> list[Span]:
-    """The spans of a drawing."""
     return draw(drawing).spans
 
 

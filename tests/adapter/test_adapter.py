@@ -221,7 +221,6 @@ def exporter() -> InMemorySpanExporter:
 
 @pytest.fixture
 def tracer(exporter: InMemorySpanExporter) -> Tracer:
-    """Makes spans for the exporter."""
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     return provider.get_tracer("a.scope")

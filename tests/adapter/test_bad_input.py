@@ -32,7 +32,6 @@ class Kept(NamedTuple):
 
 
 def adapted(spans: Iterable[Span], rule: Credit = "previous") -> Kept:
-    """What the adapter makes of spans."""
     found = TripletAdapter(rule).explain(spans)
     return Kept(steps_of(found), list(found.report.dropped), found.report)
 
@@ -47,7 +46,6 @@ def adds_up(report: Report) -> bool:
 
 
 def every_span() -> list[Span]:
-    """The spans of all cases."""
     return [span for case in CASES.values() for span in case.spans]
 
 

@@ -17,7 +17,6 @@ from lightning_otel.types import conventions as c
 
 
 def found_in(forest: Forest) -> list[Conversation]:
-    """The conversations of a forest."""
     return list(make_conversations(TripletAdapter().adapt(forest.spans)))
 
 
@@ -28,7 +27,6 @@ def answer(forest: Forest, given: Any, *messages: Any, **attributes: Any) -> Non
 
 
 def texts(row: Conversation) -> list[Any]:
-    """What each message says."""
     return [item["content"] for item in row.messages]
 
 

@@ -52,7 +52,6 @@ def step(text: str, prompt: Sequence[int], sampled: Sequence[int], **fields: Any
 
 
 def parts(*steps: Transition) -> dict[str, Drift]:
-    """What was measured, by part."""
     return {each.part: each for each in measure(steps, Greedy()).parts}
 
 

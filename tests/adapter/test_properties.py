@@ -415,10 +415,7 @@ def test_rollouts_by_themselves_are_as_among_others(
 @tried
 @given(st.one_of(anything, lone_calls()))
 def test_repair_is_idempotent(spans: list[Span]) -> None:
-    """Spans that name the parents they were given are a tree that needs no more repair.
-
-    What no id can say stays to be repaired: a parent in another trace, or none at all.
-    """
+    """Spans that name the parents they were given are a tree that needs no more repair."""
     nodes = make_trace(spans).rows
     named = []
     for node in nodes:
@@ -512,7 +509,6 @@ def test_the_page_names_every_rule_and_cause() -> None:
 
 
 def read_back(store: Store, rule: Credit) -> tuple[object, Report]:
-    """What a store gives of its spans."""
     paths = list(store.trajectories(credit=rule, include_incomplete=True))
     return sort_out(Adaptation(paths, store.report(credit=rule, include_incomplete=True)))
 

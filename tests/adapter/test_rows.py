@@ -180,11 +180,7 @@ def test_every_exact_step_of_any_forest_is_in_one_row(spans: list[Span]) -> None
 
 @pytest.mark.pain(8)
 def test_forking_keeps_every_sampled_token_of_a_drifting_conversation() -> None:
-    """Sixty conversations of three calls, of whose 120 joins 8 are clean, and 1,430 sampled tokens.
-
-    Forking trains all of them, in 172 rows; a trainer whose prompts overwrite what was held keeps
-    half.
-    """
+    """Sixty conversations of three calls: of 120 joins 8 are clean, with 1,430 sampled tokens."""
     sizes = [8] * 170 + [7] * 10  # 1,430 tokens in 180 calls
     clean = {7 * n for n in range(8)}
     paths = []

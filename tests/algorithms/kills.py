@@ -39,7 +39,6 @@ def recorded(place: Path) -> Store:
 
 
 def train(store: Store, model: Path, *, is_resumed: bool) -> None:
-    """Train, or go on with it."""
     torch.set_num_threads(1)
     grpo = GRPO(
         str(model), peft_config={"r": 2, "target_modules": ["q_proj"]}, learning_rate=1e-2, seed=5

@@ -146,10 +146,7 @@ def test_an_engine_that_does_not_load_is_told(engine: Engine, tmp_path: Path) ->
     not os.environ.get("LIGHTNING_TEST_LOOP"), reason="LIGHTNING_TEST_LOOP runs it, a minute"
 )
 def test_the_loop_closes(tmp_path: Path) -> None:
-    """Three processes; the trainer is killed and resumed, the agent never stops.
-
-    ``python examples/closed_loop`` is its long form: 40 steps, in which the reward rises by 0.3.
-    """
+    """Three processes; the trainer is killed and resumed, the agent never stops."""
     loop = Loop(tmp_path, steps=6, batch=16)
 
     loop.run()

@@ -22,12 +22,7 @@ LONGEST: Final = 20
 
 
 def rows(sizes: Sequence[int] = (1,) * 6, seed: int = 3) -> list[RecordedRow]:
-    """Rows of several lengths, sampled by another model, with tokens in between that were given.
-
-    Args:
-        sizes: How many rows each rollout has.
-        seed: Decides them.
-    """
+    """Rows of several lengths, sampled by another model, with tokens in between that were given."""
     chance = random.Random(seed)
     found = []
     for _ in range(sum(sizes)):
@@ -55,7 +50,6 @@ def rows(sizes: Sequence[int] = (1,) * 6, seed: int = 3) -> list[RecordedRow]:
 
 
 def rollouts_of(held: list[RecordedRow], sizes: Sequence[int]) -> list[list[RecordedRow]]:
-    """The rows of each rollout."""
     ends = list(itertools.accumulate(sizes))
     return [held[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
@@ -172,10 +166,7 @@ FORKED: Final = (1, 4, 2, 1, 3, 1)
 def test_recorded_grpo_equals_the_reference(
     tmp_path: Path, loss_type: str, batch: int, sizes: Sequence[int]
 ) -> None:
-    """Loss and every gradient, off policy, held to a first model, with masked tokens, uneven rows.
-
-    8 rows at once are 8 + 4; of a rollout of several rows each token counts as much as another.
-    """
+    """Loss and every gradient, off policy, held to a first model, masked tokens, uneven rows."""
     held = rows(sizes)
     model, first = tiny.model(), tiny.model(seed=1)
     expected = reference(model, rollouts_of(held, sizes), loss_type, first)

@@ -29,11 +29,9 @@ class Polite(BaseAlgorithm):
         return StepResult(metrics, {"prompt": "please " * self.words})
 
     def state_dict(self) -> dict[str, int]:
-        """The words."""
         return {"words": self.words}
 
     def load_state_dict(self, state: Any) -> None:
-        """As they were."""
         self.words = state["words"]
 
 

@@ -68,7 +68,6 @@ def test_from_publication_to_rollback(cli: Any, at: list[str], tmp_path: Path) -
 
 
 def judge(store: Store, tasks: Iterable[int], version: int, reward: float) -> None:
-    """Earn a reward with a version on each task."""
     for task in tasks:
         with auto_trace(store=store, task=task, resources={"*": {"endpoint": version}}):
             emit_action("what was done")

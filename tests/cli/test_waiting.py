@@ -27,7 +27,6 @@ class Better(BaseAlgorithm):
     """Makes a canary in each step."""
 
     def train_step(self, batch: Any) -> Any:
-        """Publish."""
         return {"resource_update": {NAME: f"better {len(batch)}"}}
 
 
@@ -42,7 +41,6 @@ def record(store: Store, count: int, *, is_applied: bool = False, is_rewarded: b
 
 
 def canary(store: Store, weight: float = 0.1) -> Resources:
-    """Resources with a canary."""
     resources = Resources(State.beside(store))
     resources.publish(NAME, "one")
     resources.publish(NAME, "two", alias="canary", weight=weight)

@@ -27,7 +27,6 @@ PATHS = {
 
 
 def dialect_of(name: str) -> Dialect:
-    """The reader of a dialect."""
     dialect = find_dialect("POST", PATHS[name.partition("_")[0]])
     assert dialect is not None
     return dialect

@@ -26,17 +26,14 @@ def draw_call(draw: random.Random, number: int) -> tuple[str, str, dict[str, Any
 
 
 def make_call(call: tuple[str, str, dict[str, Any]]) -> dict[str, Any]:
-    """A call as the conventions say it."""
     return {"type": "tool_call", "id": call[0], "name": call[1], "arguments": call[2]}
 
 
 def make_result(call_id: str) -> dict[str, Any]:
-    """A result as the conventions say it."""
     return {"type": "tool_call_response", "id": call_id, "response": "done"}
 
 
 def make_text(text: str) -> dict[str, Any]:
-    """A text as the conventions say it."""
     return {"type": "text", "content": text}
 
 
@@ -83,7 +80,6 @@ def write_calls(calls: list[tuple[str, str, dict[str, Any]]]) -> list[dict[str, 
 
 
 def draw_responses(draw: random.Random, number: int) -> Drawn:
-    """A conversation of responses."""
     sent: list[Any] = [{"role": "user", "content": f"question {number}"}]
     said: list[Any] = [{"role": "user", "parts": [make_text(f"question {number}")]}]
     for place in range(draw.randint(0, 3)):
@@ -110,7 +106,6 @@ def draw_responses(draw: random.Random, number: int) -> Drawn:
 
 
 def write_item(call: tuple[str, str, dict[str, Any]]) -> dict[str, Any]:
-    """A call as responses write it."""
     arguments = json.dumps(call[2])
     return {"type": "function_call", "call_id": call[0], "name": call[1], "arguments": arguments}
 
@@ -137,7 +132,6 @@ def stream_chat(answer: dict[str, Any], draw: random.Random) -> Iterator[dict[st
 
 
 def chunk_of(choice: dict[str, Any]) -> dict[str, Any]:
-    """A chunk of one choice."""
     head = {"id": "r", "object": "chat.completion.chunk", "created": 1, "model": "m"}
     return {**head, "choices": [choice]}
 
@@ -186,7 +180,6 @@ def read_chat(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_responses(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The parts that some events say."""
     kinds = {"output_text": "text", "refusal": "refusal", "reasoning_summary_text": "reasoning"}
     items: dict[int, tuple[Any, str, str]] = {}
     for event in events:

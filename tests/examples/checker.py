@@ -40,11 +40,7 @@ _MOST_SHOWN = 700
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a program did that anybody can see.
-
-    Attributes:
-        log: What the server was asked.
-    """
+    """What a program did that anybody can see."""
 
     code: int
     out: str
@@ -109,15 +105,7 @@ def run(
     recorder: Sequence[str] = (),
     **environment: str,
 ) -> Host:
-    """Run a program against a server of its own, which answers the same each time.
-
-    Args:
-        program: What to run.
-        folder: Where it runs.
-        within: A Python program and its arguments which run it.
-        recorder: The command line that runs the whole.
-        **environment: Variables it gets besides.
-    """
+    """Run a program against a server of its own, which answers the same each time."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     # Slow enough that a client which leaves a stream is gone before the server has sent it all.
     with DemoServer(FrameworkPolicy({"copy": 100.0}), chunk_delay_s=0.002) as server:

@@ -84,15 +84,7 @@ def check(name: str, mode: Sequence[str], folder: Path) -> list[object]:
 def run_mode(
     name: str, telemetry: str | None, is_stream: bool, door: str, folder: Path
 ) -> tuple[subprocess.CompletedProcess[str], list[Exchange]]:
-    """Run the program in a mode; the server's log is the truth.
-
-    Args:
-        name: The program.
-        telemetry: ``on`` or ``off`` of its own; None runs the program alone, without a reward.
-        is_stream: Whether it streams answers.
-        door: ``R``, ``O``, ``A``, or none for a program that nobody records.
-        folder: Where it runs, and the store is.
-    """
+    """Run the program in a mode; the server's log is the truth."""
     path = str(folder / "traces.duckdb")
     recorder = {
         "R": [str(BIN / "lightning-otel"), "run", "--quiet", "--store", path, "--"],

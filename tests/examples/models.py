@@ -3,13 +3,12 @@
 import json
 import random
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, NamedTuple
 
 from tests.instrumentors.http.drawn import SIGNATURE, VENDORS
+from tests.listening import Handler, listen
 
 
 class Asked(NamedTuple):
@@ -59,13 +58,12 @@ def _answer_gemini(body: Any) -> list[Any]:
     return [{**calls[0], "thoughtSignature": SIGNATURE}, *calls[1:]]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     protocol_version = "HTTP/1.1"
     log_of: ClassVar[list[Asked]]
 
     def do_POST(self) -> None:
-        """Answer."""
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        body = json.loads(self.read_body())
         is_anthropic = self.path.partition("?")[0].endswith("/v1/messages")
         vendor = VENDORS["anthropic" if is_anthropic else "gemini"]
         answer = _answer_anthropic(body) if is_anthropic else _answer_gemini(body)
@@ -75,25 +73,12 @@ class _Handler(BaseHTTPRequestHandler):
         # A record that has no id of the answer is known by the model that was asked.
         data = data.replace(b'"model": "m"', b'"model": "%s"' % body.get("model", "m").encode())
         self.log_of.append(Asked(self.path, body, whole))
-        self.send_response(200)
-        kind = "text/event-stream" if is_stream else "application/json"
-        self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args: Any) -> None:
-        """Say nothing."""
+        self.send(data, "text/event-stream" if is_stream else "application/json")
 
 
 @contextmanager
 def serve_models() -> Iterator[tuple[str, list[Asked]]]:
     """Run one; gives its address and its log."""
     log: list[Asked] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("H", (_Handler,), {"log_of": log}))
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", log
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with listen(_Handler, log_of=log) as url:
+        yield url, log

@@ -49,14 +49,7 @@ class Outcome(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What became of a row's spans: a line of the table.
-
-    Attributes:
-        ended: Spans whose ``end()`` had returned.
-        stored: Those that can be read, once each.
-        lost: Those that cannot.
-        doubled: Rows beyond the first of a span.
-    """
+    """What became of a row's spans: a line of the table."""
 
     ended: int
     stored: int
@@ -65,14 +58,7 @@ class Counts(NamedTuple):
 
 
 def note(row: str, counts: Counts, tries: int = 1, *, counted: int = 0) -> None:
-    """Add to the table, if one is being made, what became of a row's spans.
-
-    Args:
-        row: Its id in the list of faults.
-        counts: Of all tries together.
-        tries: How often the fault was brought about.
-        counted: Of the lost ones, those that the store's accounting gives a reason for.
-    """
+    """Add to the table, if one is being made, what became of a row's spans."""
     path = os.environ.get("LIGHTNING_FAULTS_TABLE")
     if path:
         with Path(path).open("a") as file:
@@ -90,12 +76,7 @@ class Host:
     """A program with a store and acknowledgements of its own."""
 
     def __init__(self, folder: Path, program: str) -> None:
-        """Write the program; nothing is run yet.
-
-        Args:
-            folder: Where it, its store and all it writes go.
-            program: Its text, after the prelude.
-        """
+        """Write the program; nothing is run yet."""
         self.folder = folder
         self.path = folder / "host.py"
         self.path.write_text(PRELUDE + textwrap.dedent(program))
@@ -149,11 +130,7 @@ class Host:
         limit_s: float = 50,
         extra: Mapping[str, str] | None = None,
     ) -> Outcome:
-        """Run it to its end, which must come within the limit.
-
-        Raises:
-            AssertionError: It hung; it and all its children are killed.
-        """
+        """Run it to its end, which must come within the limit."""
         began = time.monotonic()
         child = self.start(*arguments, is_recorded=is_recorded, extra=extra)
         return finished(child, began, limit_s)
@@ -195,12 +172,7 @@ class Host:
         return done
 
     def settled_counts(self, *, lost: int = 0, extra: int = 0) -> Counts:
-        """What became of the spans; the same before settling and after it.
-
-        Args:
-            lost: How many of those acknowledged must be missing.
-            extra: How many may be there that were not acknowledged, as their process was killed.
-        """
+        """What became of the spans; the same before settling and after it."""
         before = self.accounted()
         counts = self.counts()
         self.store.settle()
@@ -233,11 +205,7 @@ class Host:
 
 
 def finished(child: "subprocess.Popen[str]", began: float, limit_s: float) -> Outcome:
-    """How a started program ended, within the limit.
-
-    Raises:
-        AssertionError: It hung; it and all its children are killed.
-    """
+    """How a started program ended, within the limit."""
     try:
         output, errors = child.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:

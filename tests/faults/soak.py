@@ -93,14 +93,7 @@ while True:
 
 @dataclass
 class Role:
-    """Processes of one kind, of which one is killed now and then.
-
-    Attributes:
-        start: Starts one; gets the number of the start.
-        wanted: How many shall run at once.
-        kills: How many were killed.
-        failures: What those that ended by themselves said.
-    """
+    """Processes of one kind, of which one is killed now and then."""
 
     start: "Callable[[int], subprocess.Popen[str]]"
     wanted: int
@@ -120,7 +113,6 @@ class Role:
             self.started += 1
 
     def kill(self, chance: random.Random) -> None:
-        """Kill one."""
         process = self.alive.pop(chance.randrange(len(self.alive)))
         process.send_signal(signal.SIGKILL)
         self._heard(process)
@@ -133,15 +125,7 @@ class Role:
 
 
 def soak(folder: Path, *, minutes: float, writers: int, rate: float, seed: int) -> bool:
-    """Run it; prints what became of the spans and gives whether all of it is right.
-
-    Args:
-        folder: Where everything goes.
-        minutes: How long.
-        writers: How many write at once.
-        rate: Spans a second of each writer.
-        seed: Of the random kills.
-    """
+    """Run it; prints what became of the spans and gives whether all of it is right."""
     host = Host(folder, WRITER)
     acknowledged = folder / "acknowledged"
     acknowledged.mkdir()

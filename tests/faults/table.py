@@ -54,11 +54,7 @@ def counted() -> tuple[list[Row], bool]:
 
 
 def passed(wanted: set[str]) -> Iterator[tuple[Row, bool]]:
-    """How many tests of each row elsewhere passed; and whether all did.
-
-    Args:
-        wanted: The rows wanted; all if it is empty.
-    """
+    """How many tests of each row elsewhere passed; and whether all did."""
     for name, nodes in ELSEWHERE.items():
         if wanted and name not in wanted:
             continue

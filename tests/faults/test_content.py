@@ -5,13 +5,12 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from tests.forwarding.collector import Endpoint
+from tests.listening import Handler, listen
 
 from lightning_otel import Store
 from lightning_otel.types import conventions as c
@@ -21,12 +20,12 @@ CANARIES = set(re.findall(r"CANARY-[a-z]+", AGENT.read_text())) | {"CANARY-strea
 SETTING = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 
-class QuotingModel(BaseHTTPRequestHandler):
+class QuotingModel(Handler):
     """A model server that quotes what it refuses, calls a tool, or breaks off a stream."""
 
     def do_POST(self) -> None:
         """Answer by the model that is named."""
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        body = json.loads(self.read_body())
         status, kind, model = 200, "application/json", body["model"]
         said: dict[str, object] = {"role": "assistant", "content": "hi"}
         if model.startswith("call:"):
@@ -42,24 +41,14 @@ class QuotingModel(BaseHTTPRequestHandler):
         if model == "break":
             kind = "text/event-stream"
             text = b'data: {"error": {"type": "broken", "message": "CANARY-stream"}}\n\n'
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Print nothing."""
+        self.send(text, kind, status)
 
 
 @pytest.fixture(scope="module")
 def base_url() -> Iterator[str]:
     """Address of the model server."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), QuotingModel)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
+    with listen(QuotingModel) as url:
+        yield f"{url}/v1"
 
 
 @pytest.mark.parametrize(
@@ -104,5 +93,4 @@ def test_what_was_said_goes_only_where_it_may(
 
 
 def canaries_in(text: bytes) -> set[str]:
-    """Canaries that stand in a text."""
     return {canary for canary in CANARIES if canary.encode() in text}

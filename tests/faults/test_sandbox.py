@@ -107,7 +107,6 @@ def fingerprint(layout: Layout) -> dict[str, tuple[str, int]]:
 
 
 def asked(layout: Layout, text: str, limits: Limits = SHORT) -> list[tuple[Any, ...]]:
-    """Every row of an answer."""
     with run_statement(layout, text, limits) as answer:
         return list(answer)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.processes import conftest as processes
 
 import lightning_otel
 from lightning_otel import Store
@@ -23,16 +24,8 @@ AGENT = Path(__file__).with_name("telling_agent.py")
 BARE = "canaryBareHidden"
 """A secret of no shape that could be known: it may stand where no value is kept."""
 SHAPED = "sk-proj-" + "canaryShapedHidden0" * 2
-WAYS = {
-    "alone": (sys.executable,),
-    "run": (sys.executable, "-m", "lightning_otel", "run", "--", "python"),
-    "opentelemetry-instrument": (
-        str(Path(sys.executable).with_name("opentelemetry-instrument")),
-        "--traces_exporter",
-        "duckdb",
-        sys.executable,
-    ),
-}
+WAYS = {"alone": (sys.executable,), **processes.WAYS}
+del WAYS["auto_trace"]
 SOURCE = Path(lightning_otel.__file__).parent
 UNSAFE = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "torch.load", "numpy.load", "np.load", "yaml.load"}
@@ -206,10 +199,7 @@ def test_no_link_leads_our_writing_elsewhere(
 
 
 def test_nothing_of_ours_reads_code_from_data() -> None:
-    """No module imports pickle or its like, evaluates text, or loads with what can run code.
-
-    But one, which writes: GEPA reads its own state as a pickle, and is given it so.
-    """
+    """No module imports pickle or its like, evaluates text, or loads with what can run code."""
     found = [
         f"{path.relative_to(SOURCE)}:{node.lineno}"
         for path in SOURCE.rglob("*.py")

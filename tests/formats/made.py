@@ -66,12 +66,10 @@ def path(*steps: Transition, branch: int = 0) -> Trajectory:
 
 
 def parts(role: str, *found: dict[str, Any]) -> Message:
-    """A message of any parts."""
     return {"role": role, "parts": list(found)}
 
 
 def text(content: str) -> dict[str, Any]:
-    """A part of text."""
     return {"type": "text", "content": content}
 
 

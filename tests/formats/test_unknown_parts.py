@@ -15,17 +15,14 @@ ODD = {"type": "acme.hologram", "data": [1]}
 
 
 def text(content: str) -> dict[str, Any]:
-    """Return a part of text."""
     return {"type": "text", "content": content}
 
 
 def calls(*ids: str) -> list[dict[str, Any]]:
-    """Return calls of a tool."""
     return [{"type": "tool_call", "id": each, "name": "look", "arguments": {}} for each in ids]
 
 
 def result(call_id: str, response: Any) -> dict[str, Any]:
-    """Return the result of a call."""
     return {"type": "tool_call_response", "id": call_id, "response": response}
 
 

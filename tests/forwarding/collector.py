@@ -4,7 +4,7 @@ import gzip
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import NamedTuple
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -12,6 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from tests.listening import Handler
 
 
 class Reply(NamedTuple):
@@ -46,20 +47,17 @@ class Endpoint:
         self._lock = threading.Lock()  # guards what threads of several requests note
         endpoint = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Decoder(Handler):
             def do_POST(self) -> None:
                 endpoint.answer(self)
 
-            def log_message(self, format: str, *args: object) -> None:
-                """Print nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), Decoder)
         self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+    def answer(self, handler: Handler) -> None:
         """Answer one request; an empty one is not counted."""
-        body = handler.rfile.read(int(handler.headers["content-length"]))
+        body = handler.read_body()
         if handler.headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
         request = ExportTraceServiceRequest.FromString(body)
@@ -82,19 +80,12 @@ class Endpoint:
         if reply.hang is not None:
             reply.hang.wait(30)
         try:
-            handler.send_response(reply.status)
-            handler.send_header("Content-Type", reply.kind)
-            handler.send_header("Content-Length", str(len(reply.body)))
-            for name, value in reply.headers:
-                handler.send_header(name, value)
-            handler.end_headers()
-            handler.wfile.write(reply.body)
+            handler.send(reply.body, reply.kind, reply.status, reply.headers)
         except OSError:
             return  # whoever asked has gone
 
     @property
     def url(self) -> str:
-        """Its base URL."""
         return f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def counts(self) -> Counter[str]:

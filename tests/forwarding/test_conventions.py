@@ -1,10 +1,8 @@
 """Spans and histograms as they leave: in the words of the conventions, as OTLP, and back."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 from tests.forwarding.collector import Endpoint
+from tests.listening import Handler, listen
 
 from lightning_otel import Store, auto_trace, config, emit_reward, operation
 from lightning_otel.adapter.interop import SHOWN, to_conventions
@@ -66,7 +65,6 @@ ASKED, ANSWERED = "which way?", '{"way": "north"}'
 
 
 def violations(span: Span) -> Iterator[str]:
-    """What of a span is not as published."""
     said = {key: value for key, value in span.attributes.items() if key.startswith("gen_ai.")}
     named = said.pop("gen_ai.operation.name", None)
     if named is not None:
@@ -295,24 +293,16 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
     """An endpoint for metrics on loopback, and what it took."""
     taken: list[Any] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Metrics(Handler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            request = ExportMetricsServiceRequest.FromString(body)
+            request = ExportMetricsServiceRequest.FromString(self.read_body())
             for in_resource in request.resource_metrics:
                 for in_scope in in_resource.scope_metrics:
                     taken.extend((self.path, metric) for metric in in_scope.metrics)
-            self.send_response(200)
-            self.end_headers()
+            self.send(b"")
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Print nothing."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", taken
-    server.shutdown()
-    server.server_close()
+    with listen(Metrics) as url:
+        yield url, taken
 
 
 def test_metrics_leave_by_otlp_where_they_are_asked_for(

@@ -25,7 +25,6 @@ Fill = Callable[..., list[Span]]
 
 
 def sender(endpoint: Endpoint, **changes: object) -> HttpSender:
-    """Speaks to the endpoint."""
     found = config.otlp_endpoint(endpoint.url)
     assert found is not None
     return HttpSender(replace(found, timeout_s=2.0, **changes))  # type: ignore[arg-type]  # any

@@ -13,12 +13,7 @@ from lightning_otel.types import conventions as c
 
 
 def outline(recording: Recording, *, is_ordered: bool = True) -> str:
-    """The names of what was recorded, each below what it stands in; asserts that nothing is lost.
-
-    Args:
-        recording: One rollout, whose root span is left out.
-        is_ordered: False sorts siblings by name, where threads decide their order.
-    """
+    """The names of what was recorded, as a tree; asserts that nothing is lost."""
     spans = recording.spans()
     below: dict[str | None, list[Span]] = {}
     for span in spans:

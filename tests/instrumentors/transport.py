@@ -36,13 +36,7 @@ def answering(body: bytes, **headers: str) -> openai.OpenAI:
 
 
 def read(path: str, request: Any = None, answer: Any = None) -> dict[str, Any]:
-    """The attributes of a call's span, its content read and the rollout's stamps left out.
-
-    Args:
-        path: The endpoint.
-        request: The body, with a model if it names none.
-        answer: The answer: an object, or a list of events, which end where the list ends.
-    """
+    """The attributes of a call's span, its content read and the rollout's stamps left out."""
     is_stream = isinstance(answer, list)
     body, kind = json.dumps(answer or {}), "application/json"
     if is_stream:

@@ -78,7 +78,6 @@ def test_agent_around_calls_is_named_as_they_name_it() -> None:
 
 @pytest.fixture
 def held(store: Store) -> Store:
-    """A store with a rollout."""
     with auto_trace(store=store, rollout_id="r1"):
         emit_action("say", "hi")
     return store

@@ -72,7 +72,6 @@ def solved(store: Store, server: DemoServer, request: pytest.FixtureRequest) -> 
 
 
 def ask(url: str, path: str, body: object = None) -> Any:
-    """What its API answers."""
     data = None if body is None else orjson.dumps(body)
     request = urllib.request.Request(
         f"{url}/v1/agl{path}", data, {"Content-Type": "application/json"}

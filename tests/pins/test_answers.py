@@ -109,7 +109,6 @@ def answer_command(store: Store, *arguments: str) -> str:
 
 
 def answer_route(url: str, route: str) -> str:
-    """Return what a GET answers."""
     bare, _, host = url.partition("://")[2].rpartition("@")
     request = urllib.request.Request(f"http://{host}/v1/{route}")
     request.add_header("Authorization", f"Bearer {bare.lstrip(':')}")
@@ -122,7 +121,6 @@ def answer_route(url: str, route: str) -> str:
 
 
 def transitions_of(store: Store) -> list[str]:
-    """Return every transition with all that it says, in one order."""
     rows = [json.loads(line) for line in store.transitions(include_incomplete=True).lines()]
     return sorted(json.dumps(row, sort_keys=True) for row in rows)
 

@@ -60,7 +60,6 @@ def _span(
 
 
 def fill(store: Store, rewards: Iterable[float | None], **options: Any) -> Store:
-    """The store with a rollout a reward."""
     store.add(
         span for number, reward in enumerate(rewards, 1)
         for span in rollout(number, reward, **options)

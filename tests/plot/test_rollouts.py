@@ -26,7 +26,6 @@ UNSTAMPED = "1 rollout without a resource version"
 
 
 def drawn(store: Store, metrics: Any = (), **options: Any) -> list[Chart]:
-    """The charts of some metrics."""
     return list(plot_training_metrics(store, metrics, **options))
 
 

@@ -33,7 +33,6 @@ def log(store: Store, run_id: str, name: str, values: Iterable[float | None], at
 
 
 def drawn(store: Store, metrics: Any = "loss", **options: Any) -> list[Chart]:
-    """The charts of some metrics."""
     return list(plot_training_metrics(store, metrics, **options))
 
 

@@ -155,12 +155,7 @@ class Trial:
         return list(struct.unpack(f"{SLOTS}Q", self._acks.read_bytes()))
 
     def check(self, row: str = "", *, extra: int = 0) -> None:
-        """Every acknowledged span is stored, once, before settling and after.
-
-        Args:
-            row: The row of the fault table that the counts go to.
-            extra: How many spans a process may have ended without knowing of it.
-        """
+        """Every acknowledged span is stored, once, before settling and after."""
         self._check_once(extra)
         self.store.settle()
         self._check_once(extra)

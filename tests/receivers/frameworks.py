@@ -14,19 +14,7 @@ _OFFER = {"type": "function", "function": _FUNCTION}
 
 
 class Form(NamedTuple):
-    """The words of a framework for the conversation.
-
-    Attributes:
-        begin: The question, with the system prompt where it is a message.
-        call: The model's call of a tool, as the history has it.
-        result: What the tool said.
-        answer: The model's last answer.
-        asks: Makes the request of the messages.
-        answers: Makes the answer of a message.
-        beside: Metadata of the call.
-        made: The call, where the answer has other words for it than the history.
-        lacks: What this form does not say: ``tools``, ``system``, or that a ``tool`` answered.
-    """
+    """The words of a framework for the conversation."""
 
     begin: list[Any]
     call: Any

@@ -66,7 +66,6 @@ class _Claude:
         return f"u{at}"
 
     def write_user(self, below: str | None, content: Any, **fields: Any) -> str:
-        """Write what a user or a tool says."""
         return self.record("user", below, message={"role": "user", "content": content}, **fields)
 
     def answer(self, name: str, parts: list[dict[str, Any]], reason: str, agent: str) -> list[str]:
@@ -156,7 +155,6 @@ class _Claude:
         self.write_results([f"{name}_task"], [asker], "")
 
     def draw(self) -> Conversation:
-        """Draw turns with all of it."""
         rng, made = self.rng, self.made
         made.records += [{"type": "summary", "summary": "x", "leafUuid": "y"}] * rng.choice([1, 80])
         before: list[tuple[str | None, list[Turn]]] = []
@@ -198,7 +196,6 @@ class _Codex:
         self.before: list[list[Turn]] = []
 
     def record(self, kind: str, **payload: Any) -> None:
-        """Write a record."""
         at = next(self.clock)
         time = "soon" if self.rng.random() < 0.03 else _write_time(21, at)
         self.made.bad_times += time == "soon"
@@ -276,7 +273,6 @@ class _Codex:
             made.history, self.before = [("system", "You are Codex."), ("user", "in short")], []
 
     def draw(self) -> Conversation:
-        """Draw turns with all of it."""
         rng, made = self.rng, self.made
         head = {"id": self.session, "cwd": "/work", "base_instructions": {"text": "You are Codex."}}
         self.record("session_meta", **head)
@@ -306,7 +302,6 @@ class _Codex:
 
 
 def draw_codex(seed: int) -> Conversation:
-    """Return a session of Codex."""
     return _Codex(seed).draw()
 
 
@@ -321,7 +316,6 @@ def dump_session(records: list[dict[str, Any]]) -> bytes:
 
 
 def write_session(path: Path, records: list[dict[str, Any]]) -> None:
-    """Write a session file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(dump_session(records))
 

@@ -22,7 +22,6 @@ RICH = Path(__file__).parent.parent / "data" / "imports" / "atif.json"
 
 
 def spans_of(document: Any) -> list[Span]:
-    """The spans of a document that is taken."""
     found = list(documents.decode_spans(json.dumps(document).encode()))
     assert all(isinstance(each, Span) for each in found), found
     return [each for each in found if isinstance(each, Span)]

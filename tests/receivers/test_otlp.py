@@ -27,12 +27,10 @@ Read = Callable[[ExportTraceServiceRequest], list[Span | Rejected]]
 
 
 def from_protobuf(request: ExportTraceServiceRequest) -> list[Span | Rejected]:
-    """What the receiver makes of a request in protobuf."""
     return list(protobuf.decode_spans(request.SerializeToString(), CAME))
 
 
 def from_json(request: ExportTraceServiceRequest) -> list[Span | Rejected]:
-    """What the receiver makes of a request in JSON."""
     return list(otlp.decode_spans(json_of(request), CAME))
 
 

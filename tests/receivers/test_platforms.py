@@ -24,16 +24,7 @@ IMPORTS = Path(__file__).parent.parent / "data" / "imports"
 
 @dataclass(frozen=True)
 class Case:
-    """A file, and what is made of it.
-
-    Attributes:
-        name: The file.
-        spans: How many spans are taken.
-        named: Lines, and what is said of them.
-        steps: Of each step the model, the last message seen, the answer, and the reward.
-        tokens: Counts of the first step.
-        kept: Attributes of the root that have no place of their own.
-    """
+    """A file, and what is made of it."""
 
     name: str
     spans: int

@@ -129,7 +129,6 @@ def claude_answer(uuid: str, below: str, part: dict[str, Any], **fields: Any) ->
 
 
 def text(content: str) -> dict[str, Any]:
-    """Return a block of text."""
     return {"type": "text", "text": content}
 
 
@@ -140,12 +139,10 @@ def ask_task(tool_id: str, prompt: str) -> dict[str, Any]:
 
 
 def codex_item(kind: str, **fields: Any) -> dict[str, Any]:
-    """Return a record of Codex: an item."""
     return {"type": "response_item", "payload": {"type": kind, **fields}}
 
 
 def codex_message(role: str, content: str) -> dict[str, Any]:
-    """Return a record of Codex: a message."""
     kind = "output_text" if role == "assistant" else "input_text"
     return codex_item("message", role=role, content=[{"type": kind, "text": content}])
 
@@ -186,7 +183,6 @@ MAIN = [
 
 
 def draw_subagent(agent_id: str, prompt: str) -> list[dict[str, Any]]:
-    """Return the records of a subagent."""
     side = {"isSidechain": True, "agentId": agent_id}
     return [
         claude_user(f"{agent_id}u", None, prompt, **side),

@@ -40,7 +40,6 @@ CASE = Case(Rollout("r1", {"want": "4"}, "succeeded"), "1", (PATH,), {"tone": 0.
 
 
 def judged(function: Any, version: str = "") -> object:
-    """What a function says of the case."""
     return RewardFunction.of(function, version).judge(CASE)
 
 
@@ -102,7 +101,6 @@ def test_result_is_rewards_or_a_failure(result: object, version: str, expected: 
 
 
 def unknown(answer: str, completion: str) -> float:
-    """Asks for what there is not."""
     return 1.0
 
 
@@ -112,7 +110,6 @@ def positional(answer: str, /, task: str) -> float:
 
 
 def nothing() -> float:
-    """Asks for nothing."""
     return 1.0
 
 

@@ -9,5 +9,4 @@ from lightning_otel.state.queue import Queue
 
 @pytest.fixture
 def queue(store: Store) -> Queue:
-    """The queue beside the store."""
     return Queue(State(store.name))

@@ -31,7 +31,6 @@ def ran(queue: Queue, runner: Runner, tasks: list[Any], **how: Any) -> list[Roll
 
 
 def raises(task: object) -> None:
-    """Fail."""
     raise ValueError("no such thing: sk-" + "a1B2" * 12)
 
 
@@ -231,7 +230,6 @@ def test_cancel_reaches_an_agent_at_work(store: Store, queue: Queue) -> None:
 
 
 def test_runner_waits_for_the_end_of_a_pause(store: Store, queue: Queue) -> None:
-    """A pause is no end."""
     (rollout,) = queue.put(["a"])
     queue.pause()
     thread = threading.Thread(target=Runner(lambda task: 1.0, store=store, queue=queue).run)
@@ -308,7 +306,6 @@ class Telling(Hook):
         self.told: list[object] = []
 
     def on_rollout_start(self, *, agent: Any, runner: Runner, rollout: Rollout) -> None:
-        """Keep it."""
         self.told.append(("start", agent.name, rollout.status))
 
     def on_trace_start(

@@ -45,11 +45,7 @@ def test_each_rollout_is_done_once(store: Store, queue: Queue) -> None:
 def test_processes_that_are_killed_or_hang_lose_nothing(
     store: Store, queue: Queue, tmp_path: Path
 ) -> None:
-    """What a killed one held is tried again by another; one that hangs is killed with its attempt.
-
-    Nobody waits for a lease to end, which would take longer than the test may; what a killed
-    process recorded stays to be seen.
-    """
+    """What a killed one held another tries again; one that hangs is killed with its attempt."""
     rollouts = queue.put(range(20))
     (killed,) = queue.put([str(tmp_path / "mark")], max_attempts=2)
     (hung,) = queue.put([60.0], timeout_s=1)
@@ -168,7 +164,6 @@ class Unloadable:
     """An agent that another process cannot load."""
 
     def __call__(self, task: object) -> float:
-        """Never called."""
         return 1.0
 
     def __reduce__(self) -> Any:

@@ -195,10 +195,7 @@ def status_of(url: str) -> dict[str, Any]:
 def test_client_runs_through(
     service: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Unchanged, against each service, on an empty store: each answer is a rollout with its reward.
-
-    What will train says so, and a trigger that nobody takes says that at once.
-    """
+    """Against each service, on an empty store; each answer is a rollout with its reward."""
     name, url = service
     empty = status_of(url)
     for _ in range(2):

@@ -294,10 +294,7 @@ def test_simple_agent(model: ScriptedServer, default: Store) -> None:
 def test_training_on_recorded_runs(
     default: Store, monkeypatch: pytest.MonkeyPatch, snippet: str, agent: str | None, target: str
 ) -> None:
-    """The recorded system message is version 1; what the model writes of it is the canary.
-
-    Where no model is named, the one that was recorded writes.
-    """
+    """The recorded system message is version 1; what the model writes of it is the canary."""
     from lightning_otel.agl.algorithms import APO
     from lightning_otel.resources import Resources
 
@@ -325,10 +322,7 @@ def test_training_on_recorded_runs(
 
 
 def test_langchain(store: Store) -> None:
-    """``initialize_agent``, ``agent.run`` and ``langchain.tools.Tool`` are gone from LangChain 1.
-
-    In its nearest form: each run of the wrapped agent is a rollout, each request a transition.
-    """
+    """``initialize_agent``, ``agent.run`` and ``langchain.tools.Tool`` are not in LangChain 1."""
     agents = pytest.importorskip("langchain.agents")
     core = pytest.importorskip("langchain_core.tools")
     from langchain_openai import ChatOpenAI

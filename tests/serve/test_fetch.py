@@ -34,7 +34,6 @@ def filled(store: Store) -> Store:
 
 
 def ask(url: str, body: bytes, **headers: str) -> http.client.HTTPResponse:
-    """The answer to a body."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(f"{parts.hostname}:{parts.port}", timeout=20)
     named = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -126,7 +126,6 @@ def test_holders_at_once_share(door: Door) -> None:
 
 @pytest.fixture
 def runs(state: State) -> Runs:
-    """Runs of an empty state."""
     return Runs(state)
 
 

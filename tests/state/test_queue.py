@@ -40,7 +40,6 @@ def opened(place: str) -> Iterator[Callable[..., Queue]]:
 
 @pytest.fixture
 def queue(opened: Callable[..., Queue], clock: Clock) -> Queue:
-    """An empty queue."""
     return opened(now_ns=clock)
 
 

@@ -23,7 +23,6 @@ from lightning_otel.state.runs import Metric, Runs
 
 @pytest.fixture
 def runs(state: State) -> Runs:
-    """Runs of an empty state."""
     return Runs(state)
 
 

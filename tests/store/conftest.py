@@ -9,13 +9,13 @@ import tempfile
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import Tracer
+from tests.listening import Handler, listen
 
 from lightning_otel import Store
 from lightning_otel.store import settle
@@ -77,11 +77,9 @@ class _Feed(SpanProcessor):
         self._writer = writer
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:
-        """Start it."""
         self._writer.started(span)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """End it."""
         self._writer.ended(span, {})
 
 
@@ -106,20 +104,13 @@ def clickhouse_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """
     import chdb
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _ClickHouseDoor)
-    server.daemon_threads = True
     connection = chdb.connect(str(tmp_path_factory.mktemp("clickhouse")))
-    _ClickHouseDoor.engine = connection
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_port
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with listen(_ClickHouseDoor, engine=connection) as url:
+        yield int(url.rpartition(":")[2])
     connection.close()
 
 
-class _ClickHouseDoor(BaseHTTPRequestHandler):
+class _ClickHouseDoor(Handler):
     """Passes on what comes over HTTP to the engine."""
 
     protocol_version = "HTTP/1.1"
@@ -127,8 +118,7 @@ class _ClickHouseDoor(BaseHTTPRequestHandler):
     turn = threading.Lock()  # the engine's settings are those of one query
 
     def do_POST(self) -> None:
-        """Answer a query."""
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = self.read_body()
         options = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
         status, answer = 200, b""
         expected = "Basic " + base64.b64encode(b"someone:secret").decode()
@@ -139,10 +129,7 @@ class _ClickHouseDoor(BaseHTTPRequestHandler):
                 answer = self._asked(body, options)
             except Exception as exc:  # noqa: BLE001  # whatever it says is the answer
                 status, answer = 500, str(exc).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
+        self.send(answer, status=status)
 
     def _asked(self, body: bytes, options: dict[str, str]) -> bytes:
         head, _, data = body.partition(b"FORMAT Parquet\n")
@@ -156,9 +143,6 @@ class _ClickHouseDoor(BaseHTTPRequestHandler):
                 text = f"{head.decode()} SELECT * FROM file('{file.name}', Parquet)"
             answer: bytes = self.engine.query(text, "TabSeparated").bytes()
             return answer
-
-    def log_message(self, *arguments: object) -> None:
-        """Say nothing."""
 
 
 @pytest.fixture(scope="session")

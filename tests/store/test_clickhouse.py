@@ -28,7 +28,6 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 def source_of(store: Store) -> ClickHouse:
-    """The engine of a store."""
     assert isinstance(store.source, ClickHouse)
     return store.source
 
@@ -213,6 +212,5 @@ def test_a_wrong_password_is_an_error_that_does_not_repeat_it(
 
 
 def test_a_server_that_is_not_there_is_an_error() -> None:
-    """It says which."""
     with pytest.raises(StoreError, match=r"127\.0\.0\.1:1"):
         Store("clickhouse://127.0.0.1:1/x").spans().rows()

@@ -124,10 +124,7 @@ def test_every_reader_goes_on_without_the_damaged_file(
 
 
 def test_damage_that_shows_in_a_query_is_put_aside_then(store: Store, layout: Layout) -> None:
-    """Where the file was whole before, the query is asked again without it.
-
-    A user's own mistake stays one, though a file is damaged too.
-    """
+    """Where the file was whole before, the query is asked again without it."""
     store.connect()
     path = _damage(layout, "beginning overwritten", is_unnoticed=True)
 
@@ -262,10 +259,7 @@ def test_catalogue_and_the_file_without_rows_are_written_anew(store: Store, layo
 def test_overlong_line_is_put_aside_and_the_rest_read(
     store: Store, layout: Layout, make_span: MakeSpan, ending: bytes
 ) -> None:
-    """A line of 40 MB would abort every query; it is kept, counted and stepped over.
-
-    It is overwritten where it stands, so that what its process appends after it is read.
-    """
+    """A line of 40 MB would abort every query; it is kept, counted and stepped over."""
     store.add(_spans(make_span, 2, 10))
     (segment,) = layout.segments()
     line = b'{"record":"span","name":"' + (b"y" if ending else b"\0") * (40 << 20) + ending
@@ -324,10 +318,7 @@ def test_manifest_is_written_anew(
     also_copy: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """From its copy, else from the data files; each span is there once, then and later.
-
-    A process that writes before any reader came makes no empty manifest in its place.
-    """
+    """From its copy, else from the data files; each span is there once, then and later."""
     write(_spans(make_span, 2, 10))
     before = _ids(store)
     _damage_manifest(layout, how, also_copy=also_copy)

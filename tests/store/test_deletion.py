@@ -161,10 +161,7 @@ def test_what_is_left_for_readers_is_said_by_the_command_and_by_stats(
 def test_process_that_writes_closes_its_segment_for_it(
     layout: Layout, start: Start, cli: Cli, kind: str
 ) -> None:
-    """It goes on undisturbed, and loses nothing; a plain compact packs what it wrote, too.
-
-    A server, which may be idle, looks by itself whether it is asked.
-    """
+    """It goes on undisturbed, and loses nothing; a plain compact packs what it wrote, too."""
     child = start(kind)
 
     foretold = _compact(cli, layout, "--rollout", "over", "--dry-run")[1]

@@ -72,7 +72,6 @@ def read_files(store: Store) -> list[Path]:
 
 
 def rows_of(store: Store, query: str = ANSWER) -> list[dict[str, Any]]:
-    """Return the rows of a query."""
     return store.sql(query).rows()
 
 

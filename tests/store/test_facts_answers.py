@@ -88,7 +88,6 @@ def _number(spans: list[Span], number: int) -> list[Span]:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A store of all drawings."""
     store = Store(tmp_path_factory.mktemp("facts") / "t.duckdb")
     for number, drawing in enumerate(DRAWINGS):
         store.add(_number(draw(drawing, process=f"p{number}").spans, number))

@@ -34,7 +34,6 @@ from lightning_otel.types import conventions as c
 
 
 def names(spans: Iterable[Span]) -> list[str]:
-    """What the spans are called."""
     return [span.name for span in spans]
 
 
@@ -260,10 +259,7 @@ def test_follow_delivers_once_whatever_happens(
     tracer_of: Callable[[SpanWriter], Tracer],
     operations: list[str],
 ) -> None:
-    """Whatever is settled, merged or cut off, each span is committed once and none is left out.
-
-    So are spans without a number that come a second time.
-    """
+    """Whatever is settled, merged or cut off, each span is committed once and none is left out."""
     folder = tmp_path / "any"
     shutil.rmtree(folder, ignore_errors=True)
     store = Store(folder / "s.duckdb")

@@ -132,10 +132,7 @@ def _tell(child: "subprocess.Popen[str]") -> None:
 def test_process_that_writes_on_closes_its_segment_for_it(
     store: Store, layout: Layout, living: Callable[[str], "subprocess.Popen[str]"]
 ) -> None:
-    """With a span open, and without losing, doubling or breaking off anything it writes.
-
-    It is not asked for anything if there is nothing of it in there.
-    """
+    """With a span open, and without losing, doubling or breaking off anything it writes."""
     child = living("busy")
     before = [path.name for path in layout.segments()]
 
@@ -218,10 +215,7 @@ def test_only_what_is_named_is_looked_at(store: Store, write: Write, make_span: 
 def test_packed_file_stays_packed_and_published_spans_are_told_of(
     store: Store, layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new file stands for the old one, its rows in their order, however many slices it takes.
-
-    So do those before the first that is masked.
-    """
+    """The new file stands for the old one, rows in their order, however many slices it takes."""
     monkeypatch.setattr("lightning_otel.store.rewrite.SLICE_BYTES", 2_000)
     texts = [f"{n} {WHO if n > 40 else ''}" + "x" * 300 for n in range(60)]
     write([_call(make_span, f"r{n // 9}", text) for n, text in enumerate(texts)])

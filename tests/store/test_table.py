@@ -27,7 +27,6 @@ from lightning_otel.types import Span
 
 @pytest.fixture
 def table(store: Store, make_span: MakeSpan) -> Table[Span]:
-    """Three spans."""
     store.add(make_span(name=f"s{number}", attributes={"n": number}) for number in range(3))
     return store.spans()
 

@@ -193,10 +193,7 @@ print(Store(path).sql(QUERY).rows())
 def test_readers_never_see_fewer_or_doubled_spans(
     tmp_path: Path, run_python: Callable[..., str], grace_us: int, way: str
 ) -> None:
-    """Two readers count in a loop while two processes write and two settle.
-
-    With the period of grace a plain connection never fails; without one, our reads try again.
-    """
+    """Two readers count in a loop while two processes write and two settle."""
     printed = run_python(READERS, tmp_path / "traces.duckdb", grace_us, way)
 
     assert printed.splitlines() == ["[0, 0, 0, 0, 0, 0]", "[{'n': 300, 'd': 300}]"]

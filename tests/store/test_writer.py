@@ -37,7 +37,6 @@ def writer(layout: Layout) -> Iterator[SpanWriter]:
 
 @pytest.fixture
 def tracer(writer: SpanWriter, tracer_of: Callable[[SpanWriter], Tracer]) -> Tracer:
-    """A tracer that feeds the writer."""
     return tracer_of(writer)
 
 
@@ -172,8 +171,6 @@ def test_writer_survives_a_log_handler_that_makes_spans(
         """Ends a span on another thread and waits for it."""
 
         def emit(self, record: logging.LogRecord) -> None:
-            """Handle a record."""
-
             def work() -> None:
                 tracer.start_span("logged").end()
                 ended.set()

@@ -52,7 +52,6 @@ def by_run_in_executor(processes: Any, urls: list[str]) -> list[str]:
 
 
 def by_multiprocessing_pool(processes: Any, urls: list[str]) -> list[str]:
-    """A pool of the multiprocessing module."""
     with processes.Pool(2) as pool:
         found = pool.starmap(carried(ask), enumerate(urls))
         pool.close()

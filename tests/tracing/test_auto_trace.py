@@ -165,10 +165,7 @@ def test_options_that_mean_nothing_are_refused_at_once(
 
 
 def test_track_only_and_resources_reach_the_transitions(store: Store, server: DemoServer) -> None:
-    """By pattern; what is named inside goes before what is named outside, resource by resource.
-
-    Calls of agents that are not tracked are recorded, and left out of the training data.
-    """
+    """By pattern; what is named inside goes before what is named outside, resource by resource."""
     everyone = {"*": {"model": "m", "prompt": "v1"}}
     planner = {"planner": {"prompt": "v3", "sampling": {"temperature": 0.5}}}
 

@@ -28,23 +28,19 @@ MEMORY = Store(":memory:")
 
 
 def plain(first: int, *rest: str, flag: bool = False) -> str:
-    """Plain."""
     return f"{first}{rest}{flag}"
 
 
 async def coroutine(first: int, *rest: str, flag: bool = False) -> str:
-    """Coroutine."""
     return f"{first}{rest}{flag}"
 
 
 def generator(first: int, *rest: str, flag: bool = False) -> Generator[int, str, str]:
-    """Generator."""
     yield first
     return f"{rest}{flag}"
 
 
 async def async_generator(first: int, *rest: str, flag: bool = False) -> AsyncGenerator[int, str]:
-    """Async generator."""
     yield first
 
 
@@ -125,7 +121,6 @@ def test_methods_of_every_kind_are_bound_as_before() -> None:
 
 
 async def double(number: int) -> int:
-    """Twice the number."""
     await asyncio.sleep(0)
     emit_message("inside")
     return number * 2
@@ -315,7 +310,6 @@ async def stream_with_block() -> AsyncGenerator[int, None]:
 
 
 async def stream_with_async_block() -> AsyncGenerator[int, None]:
-    """The same with ``async with``."""
     async with auto_trace(store=MEMORY):
         async for number in produce_async():
             yield number
@@ -443,11 +437,7 @@ def halves() -> Generator[str, None, None]:
 
 
 def test_yield_within_an_operation_block_ends_clean(store: Store) -> None:
-    """A block that is open over a ``yield`` ends once and quietly, wherever it is left.
-
-    Python gives a generator no context of its own: while it waits in the block, its consumer is in
-    the block too, and remains there if the generator is closed in another context.
-    """
+    """A block that is open over a ``yield`` ends once and quietly, wherever it is left."""
 
     def consume() -> None:
         before = otel_context.get_current()
@@ -468,7 +458,6 @@ def test_yield_within_an_operation_block_ends_clean(store: Store) -> None:
 
 
 def operations(recording: Recording) -> list[Span]:
-    """The operations of a recording, in order."""
     return [span for span in recording.spans() if span.name == c.SPAN_OPERATION]
 
 

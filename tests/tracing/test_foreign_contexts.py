@@ -62,7 +62,6 @@ async def in_task(work: Work) -> None:
 
 
 def in_thread(work: Work) -> None:
-    """Work in a thread of its own."""
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
@@ -77,7 +76,6 @@ PLACES: dict[str, Callable[[Work], object]] = {
 
 
 def messages_of(recording: Recording) -> list[Any]:
-    """The messages in a recording."""
     bodies = (span.attributes.get(c.MESSAGE_BODY) for span in recording.spans())
     return [body for body in bodies if body is not None]
 

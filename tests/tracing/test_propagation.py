@@ -134,10 +134,7 @@ class OneThread(Executor):
 
 
 def test_carried_work_of_a_foreign_executor_is_in_the_tree(store: Store) -> None:
-    """Whatever context it runs its work in; a foreign span's parent is right, too.
-
-    What is not carried is recorded all the same, as the block is still open around it.
-    """
+    """Whatever context it runs its work in; a foreign span's parent is right, too."""
     threads.leave_context()
 
     def work() -> None:
@@ -185,7 +182,6 @@ def generator() -> Iterator[int]:
 
 
 async def async_generator() -> AsyncIterator[int]:
-    """As above."""
     yield 1
     emit_message("inside")
     yield 2

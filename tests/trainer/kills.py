@@ -64,7 +64,6 @@ def die_at(home: Any, name: str, *, is_after: bool, at: int) -> None:
 
 
 def train(store: Store, *, is_resumed: bool) -> None:
-    """Train, or go on with it."""
     trainer = Trainer(store=store, algorithm=Ledger(2), min_batch_size=ROWS, max_iterations=STEPS)
     if is_resumed:
         trainer.resume_from_checkpoint()

@@ -99,11 +99,9 @@ class Ledger(BaseAlgorithm):
         return StepResult({"loss": 1 / len(self.rows)}, {"prompt": f"after {len(self.rows)} rows"})
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows."""
         return {"rows": self.rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The rows."""
         self.rows = list(state["rows"])
 
     def save(self, folder: Path) -> None:

@@ -15,7 +15,6 @@ from lightning_otel.types import Span, Trajectory
 
 
 def judge_steps(spans: Iterable[Any]) -> list[Trajectory]:
-    """Give 2.0 more for each step."""
     return [
         replace(path, transitions=tuple(
             replace(step, reward=(step.reward or 0.0) + 2) for step in path.transitions
@@ -25,7 +24,6 @@ def judge_steps(spans: Iterable[Any]) -> list[Trajectory]:
 
 
 def judge_whole(spans: Iterable[Any]) -> list[Trajectory]:
-    """Give 2.0 more for the whole."""
     paths = TripletAdapter().adapt(spans)
     return [replace(path, reward=(path.reward or 0.0) + 2) for path in paths]
 
@@ -65,7 +63,6 @@ class Look(Ledger):
     batches: list[Batch]
 
     def train_step(self, batch: Batch) -> None:  # type: ignore[override]  # it learns nothing
-        """Look at the batch."""
         self.batches = [batch]
 
 

@@ -43,7 +43,6 @@ class Worse(Ledger):
     """Makes a prompt that nobody should be given."""
 
     def train_step(self, batch: Batch) -> StepResult:
-        """Publish it."""
         return StepResult({}, {"prompt": "bad"})
 
 
@@ -370,7 +369,6 @@ class Dry(GRPO):
     def _open(self) -> None: ...
 
     def train_step(self, batch: Batch) -> StepResult:
-        """Take them."""
         self.seen.append(batch.rollout_ids)
         self.rows += batch.rollout_ids
         return StepResult({}, {"weights": {"uri": f"after {len(self.seen)}"}})
@@ -527,12 +525,10 @@ class Broken(Ledger):
         self.act, self.state = act, state
 
     def train_step(self, batch: Batch) -> Any:
-        """Do it."""
         super().train_step(batch)
         return self.act()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it."""
         return {"state": self.state}
 
 
@@ -707,7 +703,6 @@ for number in itertools.count():
 
 
 async def awaited(given: Any) -> Any:
-    """What is awaited."""
     return await given
 
 
@@ -899,7 +894,6 @@ def test_two_processes_are_not_at_work_on_one_run(store: Store) -> None:
 
 
 def lock_of(store: Store) -> Path:
-    """The lock of the only run."""
     assert store.layout is not None
     return next((store.layout.root / "runs").glob("*/lock"), Path("nosuch"))
 

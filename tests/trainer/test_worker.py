@@ -43,7 +43,6 @@ class Gated(Ledger):
         self.begun = begun
 
     def run(self, context: Run) -> None:
-        """As ever."""
         self.context = context
         super().run(context)
 

@@ -12,12 +12,10 @@ from lightning_otel.types import Call, Reward, Rollout
 
 
 def agent(task: str) -> str:
-    """Answer a task."""
     return task
 
 
 def judge(recording: lo.Recording) -> float:
-    """Judge a rollout."""
     return float(recording.result == "4" and recording.error is None)
 
 

@@ -19,20 +19,10 @@ Shot = Callable[..., None]
 
 
 class Visit:
-    """One browser profile: what went wrong in its pages.
-
-    Attributes:
-        problems: Errors of the console and of scripts, requests to other hosts, in order.
-    """
+    """One browser profile: what went wrong in its pages."""
 
     def __init__(self, context: Any, url: str, tolerated: tuple[int, ...]) -> None:
-        """Listen from the start.
-
-        Args:
-            context: The profile.
-            url: Of the server; whatever asks another host is a problem.
-            tolerated: Statuses that a test means its pages to get.
-        """
+        """Listen from the start."""
         self.context = context
         self.problems: list[str] = []
         self._host = urlsplit(url).netloc

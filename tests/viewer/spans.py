@@ -11,7 +11,6 @@ TRACE = "a" * 32
 
 
 def span(number: int, parent: int | None = None, **changes: Any) -> Span:
-    """A span of the one trace, by number."""
     fields: dict[str, Any] = {
         "name": f"work {number}",
         "start_ns": 1_000 * number,

@@ -6,15 +6,14 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from html import escape
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
+from tests.listening import Handler, listen
 from tests.viewer.browsing import KEY, prefix
 from tests.viewer.client import Ask, Asking
 
@@ -100,34 +99,22 @@ def test_a_link_leads_to_this_server_alone(ask: Ask, store: Store) -> None:
     assert KEY.encode() not in elsewhere.body
 
 
-class _Linking(BaseHTTPRequestHandler):
+class _Linking(Handler):
     """A page with one link, to what its query says."""
 
     cookies: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
-        """The page."""
         self.cookies.append(self.headers.get("Cookie", ""))
         text = f'<!doctype html><a href="{escape(self.path.partition("?")[2])}">look</a>'.encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *_: object) -> None:
-        """Nothing on stderr."""
+        self.send(text, "text/html")
 
 
 @pytest.fixture
 def elsewhere() -> Iterator[str]:
     """Another site: by its name, as a browser sees it."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Linking) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://localhost:{server.server_port}/"
-        server.shutdown()
-        thread.join(10)
+    with listen(_Linking) as url:
+        yield f"{url.replace('127.0.0.1', 'localhost')}/"
 
 
 def test_a_link_from_another_site_opens_for_who_has_the_key(

@@ -26,7 +26,6 @@ from lightning_otel.types import conventions as c
 
 
 def rollout(rank: int, reward: float, version: str = "v1") -> list[Span]:
-    """A rollout of one call, with a reward."""
     own = {c.ROLLOUT_ID: f"r{rank}", c.AGENT_NAME: "calc", c.RESOURCE_VERSION: version}
     first, place = rank * 8 + 1, {"trace_id": f"{rank + 1:032x}"}
     asked = said(("user", "What is 6*7?"))
@@ -173,7 +172,6 @@ def test_home_is_there_soon(ask: Ask, filled: Store) -> None:
 
 
 def rollouts_at(place: int, start_ns: int, *, model: str, status: str = "OK") -> list[Span]:
-    """A rollout that starts then, of one second."""
     times = {"start_ns": start_ns, "end_ns": start_ns + 1_000_000_000}
     error = {"status": status, "status_message": "disk full" if status == "ERROR" else ""}
     made = rollout(place, 0.5)

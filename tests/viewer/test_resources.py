@@ -238,7 +238,6 @@ TEXTS = st.lists(st.text("ab \n.", max_size=12).map(lambda text: text.replace("\
 
 
 def said(pieces: tuple[Piece, ...]) -> str:
-    """The line that pieces make."""
     return "".join(piece.text for piece in pieces)
 
 

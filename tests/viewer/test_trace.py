@@ -265,7 +265,6 @@ def test_a_long_trace_is_told_in_pages(store: Store, asking: AskingOf) -> None:
 
 
 def parts(*each: Any, role: str = "user") -> str:
-    """One message of some parts."""
     return orjson.dumps([{"role": role, "parts": each}]).decode()
 
 

@@ -1,14 +1,13 @@
 """Spans in, transitions out: pure, near-linear, without I/O, clock or randomness.
 
 The spans of each attempt become a tree; its model calls (or, where there are none, the actions and
-observations marked by hand) become transitions; rewards are credited to them; and each agent's
-calls become one trajectory per branch. Everything left behind is in the report, with its reason.
+observations marked by hand) become transitions; rewards are credited to them; each agent's calls
+become one trajectory per branch. What is left out is in the report, with its reason.
 
-Read ``triplet`` first, which sorts spans into ``attempts``. Nearly all of these are linear:
-``linear`` walks over them, with ``calls``, ``tokens`` and ``rewards`` to read a span. What the walk
-refuses goes to ``assembly``, which builds the ``tree`` and asks ``duplicates``, ``branches``,
-``credit`` and ``trajectories``.
-Each name is imported when it is first used: the store needs the readers of conventions alone.
+Read ``triplet`` first, which sorts spans into ``attempts``, then ``linear``, which walks over
+nearly all of these with ``calls``, ``tokens`` and ``rewards``. What the walk refuses goes to
+``assembly``. Each name is imported when it is first used: the store needs the readers of
+conventions alone.
 """
 
 from importlib import import_module

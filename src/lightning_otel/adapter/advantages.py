@@ -1,11 +1,8 @@
 """Rewards composed to one number, and advantages: one a rollout, against others at the same task.
 
 A composed reward is missing (None, never 0) where a reward that it names is missing; only a gate
-that fails decides alone, since whatever is missing could not change it.
-
-A rollout's steps share its advantage, and each agent's steps in it share a weight of 1, so that a
-rollout of many steps does not outvote a short one. Where nothing can be compared there is no
-advantage (None, never 0), and the report says why.
+that fails decides alone. A rollout's steps share its advantage, and each agent's steps in it share
+a weight of 1. Where nothing can be compared there is no advantage, and the report says why.
 """
 
 import contextlib
@@ -53,12 +50,10 @@ class Composition:
 
     Attributes:
         weights: How much each reward counts; all of them must be there.
-        gates: The least value of each reward that gates the whole: where one lies below, or is
-            missing, the weights do not count.
-        floor: What the whole is where a gate fails.
+        gates: The least value of each reward that gates the whole.
+        floor: The whole where a gate fails, or the reward of one is missing.
         is_normalised: Whether advantages bring each reward to mean 0 and deviation 1 within its
-            group before it is weighted, so that no reward counts more for its scale. A single
-            step has no group: its reward is the plain sum.
+            group before it is weighted. A single step has no group: its reward is the plain sum.
     """
 
     weights: Mapping[str, float]
@@ -107,7 +102,6 @@ class Composition:
         return [None if one is None else sum_ for one, sum_ in zip(whole, found, strict=True)]
 
     def _is_shut(self, rewards: Mapping[str, float]) -> bool:
-        """Return whether a gate fails."""
         return any(name in rewards and rewards[name] < least for name, least in self.gates.items())
 
 
@@ -153,10 +147,8 @@ class Outcome(NamedTuple):
 
     Attributes:
         group_id: Its group; empty if nothing says so.
-        start_ns: When it began.
         rewards: Its rewards by name, each counted once, where one number is composed of them.
-        value: Its reward; None where it has none, or a part of it is missing.
-        reason: Why it has none.
+        value: Its reward; None, for a ``reason``, where it has none, or a part of it is missing.
         has_steps: Whether it made a step; without one it is judged, and never compared.
     """
 
@@ -200,7 +192,6 @@ def group_of(spans: Sequence[Span], group_by: GroupBy | None) -> str:
 
 
 def _read_task(spans: Iterable[Span], key: str) -> str:
-    """Return an attribute of the first span that has it; a long one by its hash."""
     texts = (matched_text(span.attributes[key]) for span in spans if key in span.attributes)
     text = next(filter(None, texts), "")
     if text.startswith("{"):  # one order for the keys of a JSON object
@@ -216,13 +207,10 @@ def estimate_advantages(
 ) -> dict[AttemptKey, Estimate]:
     """Return the advantage of each attempt; of several at a rollout the last one counts.
 
-    Args:
-        outcomes: Of every rollout there is.
-        how: How advantages are computed.
-        compose: What made one number of an attempt's rewards.
+    ``compose`` made one number of an attempt's rewards; ``outcomes`` are of every rollout there is.
 
     Raises:
-        ConfigError: The function that estimates does not give one finite number for each reward.
+        ConfigError: The estimator does not give one finite number for each reward.
     """
     every = sorted(outcomes, key=_attempt_order)
     latest = {each.key.rollout_id: each for each in every}
@@ -245,7 +233,6 @@ def estimate_advantages(
 def _compare_members(
     group_id: str, members: Sequence[Outcome], how: Advantage, compose: Compose
 ) -> tuple[Sequence[float | None], str]:
-    """Return the advantage of each member of a group, or none and the reason."""
     reason = ""
     if not group_id:
         reason = NO_TASK
@@ -292,19 +279,13 @@ def standardise(values: Sequence[float]) -> list[float]:
 
 
 def centre(values: Sequence[float]) -> list[float]:
-    """Return each number less their mean.
-
-    Source: Liu et al., Understanding R1-Zero-Like Training (Dr. GRPO), arXiv 2503.20783, section 3.
-    """
+    """Return each number less their mean. Source: Dr. GRPO, arXiv 2503.20783, section 3."""
     mean = math.fsum(values) / len(values)
     return [value - mean for value in values]
 
 
 def leave_one_out(values: Sequence[float]) -> list[float]:
-    """Return each number less the mean of the others.
-
-    Source: Ahmadian et al., Back to Basics (RLOO), arXiv 2402.14740, section 3.
-    """
+    """Return each number less the others' mean. Source: RLOO, arXiv 2402.14740, section 3."""
     count = len(values)
     return [value * count / (count - 1) for value in centre(values)]
 

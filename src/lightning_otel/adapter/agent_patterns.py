@@ -1,7 +1,6 @@
 """Patterns of agents: those whose calls are training data, and their resources.
 
-Belongs here: names, globs and regular expressions of agents, and what was named for each. What is
-recorded is not decided here: spans say what was asked for, and are read by it whenever they are.
+What is recorded is not decided here: spans say what was asked for, and are read by it.
 """
 
 import json
@@ -28,8 +27,8 @@ Resources = Mapping[str, Mapping[str, object]]
 def matches(agent: str, pattern: str) -> bool:
     """Match an agent's name with a pattern: the exact name, a glob, or a regular expression.
 
-    A pattern that is no valid regular expression, or longer than anyone writes (a glob of brackets
-    takes the square of its length), means nobody else: spans are read whoever wrote them.
+    An invalid regular expression, or a glob too long (one of brackets takes the square of its
+    length), means nobody else: spans are read whoever wrote them.
     """
     if agent == pattern:
         return True
@@ -59,11 +58,7 @@ def is_tracked(agent: str, patterns: object) -> bool:
 
 
 def check_patterns(given: str | Iterable[str], option: str = "track_only") -> list[str]:
-    """The patterns of an option such as ``track_only``, in order.
-
-    Raises:
-        ConfigError: One of them is no text, or no valid regular expression.
-    """
+    """Return an option's patterns, in order; ConfigError if one is no valid text."""
     patterns = [given] if isinstance(given, str) else list(given)
     for pattern in patterns:
         _check_pattern(pattern, option)
@@ -84,15 +79,7 @@ def _check_pattern(pattern: object, option: str) -> None:
 
 
 def resources_text(given: object, outer: object = None) -> str:
-    """The resources as the text that is stamped on spans.
-
-    Args:
-        given: What was named, which goes before what was named outside.
-        outer: The text stamped outside, if there is one.
-
-    Raises:
-        ConfigError: A pattern is none, or a version is nothing JSON knows.
-    """
+    """Return the resources as stamped on spans, before those of ``outer``; ConfigError if unfit."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"resources is {given!r}; write {{agent: {{resource: version}}}}")
     found: dict[str, dict[str, object]] = {}
@@ -117,7 +104,6 @@ def resources_text(given: object, outer: object = None) -> str:
 
 @lru_cache(maxsize=64)
 def _parse_resources(text: str) -> dict[str, dict[str, object]]:
-    """The resources that a text names; none where it cannot be read."""
     found = parse_json(text)
     if not isinstance(found, dict):
         return {}
@@ -143,10 +129,7 @@ def _version_text(value: object) -> str:
 
 
 def resources_of(agent: str, stamped: object) -> dict[str, str]:
-    """Return the version of each resource by name, as stamped on an agent's span.
-
-    Of several versions the first named counts.
-    """
+    """Return the version of each resource on an agent's span; of several the first named counts."""
     return dict(_resources_of(agent, stamped)) if isinstance(stamped, str) else {}
 
 

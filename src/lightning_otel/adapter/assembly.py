@@ -59,7 +59,6 @@ class Assembly:
     Attributes:
         _recorded: How many calls and actions were recorded, whatever became of them.
         _steps: Those that can be read, by position, in order.
-        _histories: The history of each step.
         _others: For each further record of a call the one that stands for all.
         _failed: Positions of calls that failed, were abandoned or never ended.
         _lost: Positions of calls that made no step although a reward may judge them.
@@ -156,7 +155,6 @@ class Assembly:
         )
 
     def _drop_unknown(self, calls: Sequence[int]) -> None:
-        """Drop what seems a call of a convention that nobody reads."""
         tree = self._tree
         found = [
             i for i, each in enumerate(tree.spans) if each.scope != c.SCOPE and seems_call(each)
@@ -166,7 +164,6 @@ class Assembly:
             self._drop_call(position, UNKNOWN, tree.spans[position])
 
     def _read_calls(self, calls: Sequence[int]) -> None:
-        """Read the model calls, of several records of one request one."""
         tree = self._tree
         requests = duplicates.find_requests(tree, calls)
         repeated = {i for records in requests for i in records}
@@ -211,7 +208,6 @@ class Assembly:
             self._drop_call(position, call, span)
 
     def _drop_call(self, position: int, reason: str, span: Span) -> None:
-        """Drop a call that cannot be read, by the span it is known by."""
         self._drop_span(span, "call", reason)
         if reason in (ABANDONED, INCOMPLETE, UNANSWERED) or reason.startswith("failed:"):
             self._failed.append(position)
@@ -235,7 +231,6 @@ class Assembly:
             self._histories[position] = history
 
     def _follow_messages(self) -> None:
-        """Build the tree anew where messages tell another order than the clock."""
         tree = self._tree
         told = (
             []
@@ -251,7 +246,6 @@ class Assembly:
             self._lost = [moved[i] for i in self._lost]
 
     def _is_after_lost(self, reward: Reward) -> bool:
-        """Return whether a call of the reward's agent came before it and made no step."""
         tree = self._tree
         position = next(i for i, span in enumerate(tree.spans) if span is reward.span)
         return any(
@@ -271,7 +265,6 @@ class Assembly:
         return found
 
     def _compose_rewards(self, placement: Placement) -> dict[int, float]:
-        """The reward of each call that has one."""
         found: dict[int, float] = {}
         for position, named in placement.rewards.items():
             value, reason = advantages.compose_rewards(self._adapter.compose, named)
@@ -282,7 +275,7 @@ class Assembly:
         return found
 
     def _make_outcome(self, placement: Placement) -> Outcome:
-        """The reward of the attempt: the sum over its steps, before any discount.
+        """Sum the attempt's reward over its steps, before any discount.
 
         Of each step the first reward counts, or what is composed of all of them by name.
         """

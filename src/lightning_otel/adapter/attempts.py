@@ -1,13 +1,12 @@
 """Spans sorted into attempts, with each reward in the attempt it judges.
 
 A reward may come from another process, days later and in a trace of its own. If its link names a
-span or a response of another attempt, it belongs to that one; if it names only a rollout, it
-belongs to the attempt that had begun before it. A retraction counts wherever and whenever it was
-given. The store's views say the same in SQL.
+span or a response of another attempt, it belongs to that one; if it names only a rollout, to the
+attempt that had begun before it. A retraction counts wherever and whenever it was given. The
+store's views say the same in SQL.
 
-Records with the same ids are one span if they began at the same instant: it was noted at its start
-and again at its end, or came twice. If they did not, two spans have the ids of one, and of these
-the first one counts. Ids of zeros are none: such spans are one only if they say the same.
+Records with the same ids are one span if they began at the same instant; else the first one counts.
+Ids of zeros are none: such spans are one only if they say the same.
 """
 
 from bisect import bisect_right
@@ -33,12 +32,10 @@ class AttemptKey(NamedTuple):
 
 
 class Attempts(NamedTuple):
-    """Spans sorted into attempts.
+    """Spans sorted into attempts, each span once, attempts in order of their start.
 
-    Attributes:
-        members: The spans of each attempt, each span once, attempts in order of their start.
-        repeated: The other spans that have the ids of one that counts, by the latter's attempt.
-        waiting: Rewards alone, whose rollout, span or response is not among the spans yet.
+    ``repeated`` are other spans with the ids of one that counts, by its attempt; ``waiting`` are
+    rewards alone, whose rollout, span or response is not there yet.
     """
 
     members: dict[AttemptKey, list[Span]]
@@ -74,7 +71,7 @@ def sort_attempts(spans: Iterable[Span]) -> Attempts:
 
 
 def _drop_repeated(spans: Iterable[Span]) -> tuple[list[Span], list[Span]]:
-    """Return each span once, an ended record of it rather than another; and those with its ids."""
+    """Return each span once, an ended record rather than another; and others with their ids."""
     found: dict[tuple[str, ...], Span] = {}
     rivals: dict[tuple[str, ...], list[Span]] = {}
     for span in spans:
@@ -97,7 +94,6 @@ def _drop_repeated(spans: Iterable[Span]) -> tuple[list[Span], list[Span]]:
 
 
 def _dump_span(span: Span) -> str:
-    """Return all that a span says, as far as it can be written."""
     attributes = [f"{key}={_dump_value(span.attributes[key])}" for key in sorted(span.attributes)]
     return "\n".join([_dump_value(replace(span, attributes={})), *attributes])
 
@@ -129,7 +125,6 @@ def _is_lone(span: Span) -> bool:
 
 
 def _withdraw_rewards(spans: list[Span]) -> list[Span]:
-    """Mark the rewards that were retracted, and leave their retractions out."""
     kept = [span for span in spans if not _is_retraction(span)]
     if len(kept) == len(spans):
         return spans
@@ -162,7 +157,6 @@ _Name = tuple[str, str | None]
 
 
 def _add_rewards(groups: dict[AttemptKey, list[Span]], rewards: Sequence[Span]) -> None:
-    """Add each reward to the attempt it judges; to its own if what it names is not there."""
     named = [_linked_name(reward) for reward in rewards]
     own = [AttemptKey(reward.rollout_id, reward.attempt_id) for reward in rewards]
     wanted = {*named, *((c.ROLLOUT_ID, key.rollout_id) for key in own)}
@@ -201,13 +195,7 @@ def _linked_name(reward: Span) -> _Name:
 
 
 class Ordered(NamedTuple):
-    """Spans by start.
-
-    Attributes:
-        starts: A clock of starts, comparable with ``ends``.
-        ends: A clock of ends; it may lie before the start where a clock ran backwards.
-        is_counted: Whether one process counted all of them.
-    """
+    """Spans by start, with comparable clocks; an end may lie before its start."""
 
     spans: list[Span]
     starts: list[int]

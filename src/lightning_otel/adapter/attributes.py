@@ -18,10 +18,7 @@ def get_text(attributes: Attributes, key: str) -> str | None:
 
 
 def to_text(value: object) -> str:
-    """The value as text, whatever it is.
-
-    Python refuses to print whole numbers of more than 4,300 digits, and what is nested too deep.
-    """
+    """Return any value as text, even numbers of over 4,300 digits and what is nested too deep."""
     try:
         return value if isinstance(value, str) else str(value)
     except (ValueError, RecursionError):

@@ -2,12 +2,11 @@
 
 A call follows the latest earlier one whose conversation it continues: whose messages and answer its
 own begin with or, where a history was edited, whose answer is the last in it. One that asks again
-what an earlier call was asked, whose answer was thrown away, follows what that one followed. One
-that goes on with less of a conversation follows the latest call of it, and begins a path.
+after a thrown-away answer follows what that one followed. One that goes on with less of a
+conversation follows its latest call, and begins a path.
 
-Any other begins a conversation of its own. Of calls that repeat nothing their identity alone tells
-who asked: those of one identity follow one another in time, as long as no conversation stands
-between, and the parts of the tree that hold the two had not run side by side.
+Any other begins a conversation of its own. Calls of one identity that repeat nothing follow one
+another in time, if no conversation stands between and their parts of the tree did not overlap.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -29,8 +28,6 @@ class Links:
 
     Attributes:
         positions: Their positions in the tree.
-        calls: The calls.
-        hashes: Their histories.
         before: The earlier call that each one follows.
         conversations: The first call of the conversation that each one belongs to.
         is_continued: Whether it continues that one's conversation, and not only its time.
@@ -73,10 +70,7 @@ class Links:
             self._set_apart()
 
     def paths(self) -> list[list[int]]:
-        """Return every root-to-leaf path, in order of their last step.
-
-        A path ends where a conversation was shortened.
-        """
+        """Return every path from a root by its last step; shortened conversations end it."""
         pairs = zip(self.before, self.is_compacted, strict=True)
         before = [NONE if is_compacted else previous for previous, is_compacted in pairs]
         followed = set(before)
@@ -98,7 +92,6 @@ class Links:
         return tree.ends[positions[earlier]] <= tree.starts[positions[later]]
 
     def _sweep(self) -> Iterator[tuple[int, Sequence[int]]]:
-        """Yield each call with those that ended since the one before began."""
         ends, positions = self._tree.ends, self.positions
         by_end = sorted(range(len(positions)), key=lambda call: (ends[positions[call]], call))
         finished = 0
@@ -109,7 +102,6 @@ class Links:
             yield call, by_end[begun:finished]
 
     def _continue_histories(self) -> None:
-        """Find what each call continues by what was said; between equals the latest decides."""
         hashes = self.hashes
         every = {left for hashed in hashes for left in hashed.left}
         lengths = [
@@ -147,7 +139,6 @@ class Links:
                 self._root[call] = self._root[previous]
 
     def _place_others(self) -> None:
-        """Find what those calls follow that continue nothing, or not the latest call."""
         final = {root: call for call, root in enumerate(self._root)}
         grown = {root for call, root in enumerate(self._root) if call != root}
         is_mixed = _are_mixed(root for root in self._root if root in grown)
@@ -226,8 +217,7 @@ class Links:
     def _find_repeated(self, call: int, given: Mapping[int, int]) -> int:
         """Return the latest call that was asked the same and whose answer was thrown away, or -1.
 
-        It was so if the call failed, or if what was asked was ever gone on with by repeating it and
-        its answer: such an agent repeats what was said, and here it did not repeat that answer.
+        It failed, or its agent repeats answers that it goes on with, and did not repeat that one.
         """
         if self._latest[call] == NONE or self.is_beside[call]:
             return NONE
@@ -240,10 +230,7 @@ class Links:
         return earlier if is_past else NONE
 
     def _set_apart(self) -> None:
-        """Begin a path with each call in a tool whose conversation goes on outside of it.
-
-        And with what asks such a call again.
-        """
+        """Begin a path with each call in a tool whose conversation goes on outside, and repeats."""
         before, tool_of = self.before, self._tool_of
         apart: set[int] = set()
         for call, previous in enumerate(before) if self._gone_on else ():
@@ -278,7 +265,7 @@ def _are_mixed(roots: Iterable[int]) -> bool:
 def order_by_messages(
     tree: Tree, calls: Mapping[int, Call], hashes: Mapping[int, History]
 ) -> list[tuple[int, int]]:
-    """Positions of calls and of those that continue them, if the tree has some of them in disorder.
+    """Return calls and those that continue them, if the tree has some of them in disorder.
 
     Only where one call alone left behind what another repeats, and no count speaks against it.
     """
@@ -310,8 +297,7 @@ def _is_counted_otherwise(tree: Tree, earlier: int, later: int) -> bool:
 def is_known(tree: Tree, earlier: int, later: int) -> bool:
     """Return whether something but clocks says that one call ended before another began.
 
-    One process counted both; or it counted the parts of the tree that hold them, and the earlier
-    call's part waited for it.
+    A process counted both; or their parts of the tree, of which the later waited.
     """
     spans = tree.spans
     if tree.is_counted or ordering.is_counted_before(spans[earlier], spans[later]):

@@ -1,8 +1,7 @@
 """Spans read into calls; what cannot be read gets a reason.
 
-Actions and observations marked by hand, for code without any known client, are read as if they were
-calls: each action is a step, and what was observed since the previous action is what it answered.
-What was observed after the last action is its next observation.
+Actions and observations marked by hand are read as if they were calls: each action is a step, and
+what was observed since the previous action is what it answered.
 """
 
 import json
@@ -48,8 +47,7 @@ _HALF_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]")
 def is_call(span: Span) -> bool:
     """Return whether the span is a request to a model.
 
-    A rollout's span is none, whatever is written on it: LiteLLM's callback puts the attributes of
-    its calls on the span around them.
+    A rollout's span is none: LiteLLM's callback puts its calls' attributes on the span around.
     """
     operation = span.attributes.get(c.OPERATION)
     is_named = isinstance(operation, str) and operation in c.CALL_OPERATIONS
@@ -79,10 +77,7 @@ def is_unanswered(span: Span) -> bool:
 
 
 class HistoryParser:
-    """The latest input of an agent: a call that goes on from it has only the rest parsed.
-
-    Of a conversation of n turns n messages are parsed, and not the square of that.
-    """
+    """The latest input of an agent: a call that goes on from it has only the rest parsed."""
 
     def __init__(self) -> None:
         self._text = self._instructions_text = ""
@@ -217,7 +212,6 @@ def _why_unusable(span: Span, agent: str) -> str | None:
 
 
 def _are_told_twice(rules: tuple[Message, ...], given: tuple[Message, ...]) -> bool:
-    """Return whether instructions that stand apart are the first messages, too."""
     first = takewhile(lambda each: each.get("role") in RULES, given)
     texts = ["".join(plain_text(list(messages)).split()) for messages in (rules, first)]
     return texts[0] == texts[1] != ""
@@ -242,7 +236,6 @@ def _read_messages(
 
 @lru_cache(maxsize=16)
 def _parse_repeated(found: str) -> tuple[Message, ...]:
-    """Parse instructions or tools, which every call repeats, once; empty if unreadable."""
     return _read_messages(found, parse_parts) or ()
 
 

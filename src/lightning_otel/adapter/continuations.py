@@ -1,8 +1,6 @@
-"""Calls that refer to what a server keeps: it is joined with what they say, where it is recorded.
+"""Calls that refer to what a server keeps: joined with what they say, where it is recorded.
 
-A call goes on from an answer by its id, or from a conversation; an answer that is made in the
-background is recorded as it is retrieved. Where what was said before is not there, a part says so
-in its place.
+Where what was said before is not there, a part says so in its place.
 
 Source: ``previous_response_id``, ``conversation`` and ``background`` of OpenAI's Responses API:
 messages and answers are carried on, and instructions are not.
@@ -98,10 +96,7 @@ def index_answers(spans: Sequence[Span]) -> "Answers | None":
 
 
 class Answers:
-    """The calls of many attempts by the id of their response.
-
-    Each is read once, and the conversation up to each is put together once.
-    """
+    """The calls of many attempts by the id of their response, each read once."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self._calls: dict[str, Span | Call | str] = {}
@@ -117,7 +112,6 @@ class Answers:
             self._order_conversation(conversation_id, own.values())
 
     def _order_conversation(self, conversation_id: str, spans: Iterable[Span]) -> None:
-        """Note what stands before each call of a conversation; before the first what is unknown."""
         before = conversation_id
         for span in sorted(spans, key=lambda span: (span.start_ns, span.sequence)):
             key = _key_of(span)
@@ -144,7 +138,6 @@ class Answers:
         return replace(call, observation=rules + self._tell(before) + own)
 
     def _tell(self, key: str) -> tuple[Message, ...]:
-        """Return the conversation up to an answer."""
         path: list[str] = []
         at: str | None = key
         while at and at not in self._known:
@@ -177,7 +170,6 @@ class Answers:
 
 
 def _key_of(span: Span) -> str:
-    """Return the id of a call's response, else one of the span's own."""
     return get_text(span.attributes, c.RESPONSE_ID) or f"{span.trace_id}:{span.span_id}"
 
 
@@ -186,7 +178,6 @@ def _tell_missing(server_id: str) -> tuple[Message, ...]:
 
 
 def _read_items(span: Span) -> Call | str:
-    """Return what a program put into a conversation."""
     items = parse_messages(span.attributes.get(c.INPUT_MESSAGES))
     return NOT_HERE if items is None else Call(span, "", items, ())
 

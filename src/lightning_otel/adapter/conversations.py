@@ -1,7 +1,6 @@
 """Trajectories as conversations of chat messages: what supervised training and prompt search read.
 
-A conversation grows while each step was given all that was said before, so that every message
-stands once; where the history was cut, compacted or begun anew, another one begins.
+Every message stands once; where the history was cut or begun anew, another conversation begins.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,13 +12,9 @@ from lightning_otel.types import Conversation, Message, Trajectory, Transition
 
 
 class _Run(NamedTuple):
-    """Steps that are one conversation.
+    """Steps that are one conversation, with all its messages but for the answer of the last step.
 
-    Attributes:
-        messages: All of them but for the answer of the last step.
-        steps: The steps.
-        places: Position in ``messages`` of the answer of each step.
-        chosen: Which of its choices each step but the last went on with.
+    ``places`` are of each step's answer in ``messages``; ``chosen`` is the choice gone on with.
     """
 
     messages: list[Message]
@@ -29,13 +24,10 @@ class _Run(NamedTuple):
 
 
 def make_conversations(trajectories: Iterable[Trajectory]) -> Iterator[Conversation]:
-    """Yield the conversations of trajectories, in order.
+    """Yield the conversations of one attempt's trajectories, in order.
 
     A step that several trajectories share is an answer in the first of its conversations, and a
-    message of the others. A step of which only token ids were kept said nothing, and is in none.
-
-    Args:
-        trajectories: Those of one attempt together, so that what they share is known.
+    message of the others. A step of which only token ids were kept is in none.
     """
     shared: set[tuple[str, str]] = set()
     for trajectory in trajectories:
@@ -47,7 +39,6 @@ def make_conversations(trajectories: Iterable[Trajectory]) -> Iterator[Conversat
 
 
 def _split_steps(steps: Iterable[Transition]) -> list[_Run]:
-    """Split steps where one was not given all that was said, with a choice of the step before."""
     runs: list[_Run] = []
     for step in steps:
         given = step.observation

@@ -34,18 +34,10 @@ class Tokenizer(Protocol):
         """The ids of a text, special tokens in it read as such, none added around it."""
 
     def decode(self, token_ids: Sequence[int], /) -> str:
-        """The text of ids, special tokens written out.
-
-        Raises:
-            ValueError: An id is not in the vocabulary.
-        """
+        """Return the text of ids, special tokens written out; ValueError for an unknown id."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]], /) -> str:
-        """The prompt that messages and tools make, up to where the model goes on.
-
-        Raises:
-            ValueError: The template refuses them.
-        """
+        """Return the prompt of messages and tools; ValueError if the template refuses them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +46,7 @@ class Drift:
 
     Attributes:
         template: The chat template they were rendered with.
-        part: Of which of the two.
-        count: How many were looked at.
-        exact: How many came back the very same.
+        exact: How many of ``count`` came back the very same.
         prefix_share: Mean share of each one's tokens before the first that differs, 0 to 1.
         length_delta: Mean number of tokens by which what came back is longer.
         causes: How many of the others differ for each cause.
@@ -78,12 +68,7 @@ class Drift:
 
 
 class Drifts(NamedTuple):
-    """A measurement of transitions.
-
-    Attributes:
-        parts: One entry for each model and part, in order.
-        skipped: How many transitions have no token ids to compare with.
-    """
+    """A measurement of transitions; ``skipped`` ones have no token ids to compare with."""
 
     parts: list[Drift]
     skipped: int
@@ -98,9 +83,7 @@ class _Compared(NamedTuple):
 def measure(steps: Iterable[Transition], tokenizer: Tokenizer) -> Drifts:
     """Re-encode each step's prompt and response, and compare tokens, by model.
 
-    Args:
-        steps: Transitions, such as ``store.transitions()``; those without token ids are skipped.
-        tokenizer: What stands in for the engine's own.
+    Transitions without token ids are skipped; the tokenizer stands in for the engine's own.
     """
     found: dict[tuple[str, Part], list[_Compared]] = {}
     skipped = 0
@@ -131,7 +114,6 @@ def measure(steps: Iterable[Transition], tokenizer: Tokenizer) -> Drifts:
 
 
 def _compare_part(step: Transition, part: Part, tokenizer: Tokenizer) -> _Compared:
-    """Encode a part of a step anew and compare its tokens with those that were given."""
     given = list(step.prompt_ids if part == "prompt" else step.response_ids)
     cause: Cause
     try:

@@ -1,9 +1,8 @@
 """Several records of one request: which calls they are, and the one call they make together.
 
-Instrumentors of several makes may see one request. Their records have its response id in common; a
-record without an id is one with that of another make which lies within it, or which overlaps it and
-was asked the same: under the same parent, or, since two makes may tell two whole trees beside each
-other, with the same answer.
+Records of several instrumentors have the response id in common; one without an id goes with that of
+another make which lies within it, or which overlaps it and was asked the same: under the same
+parent or, in a tree of its own, with the same answer.
 """
 
 import itertools
@@ -65,7 +64,6 @@ def find_requests(tree: Tree, calls: Sequence[int]) -> list[list[int]]:
 
 
 def _group_by_response(tree: Tree, calls: Sequence[int]) -> dict[int, _Request]:
-    """Return each call's request, together with those of its response id that belong to it."""
     requests: dict[int, _Request] = {}
     latest: dict[str, _Request] = {}
     for position in calls:
@@ -89,9 +87,8 @@ def _group_by_response(tree: Tree, calls: Sequence[int]) -> dict[int, _Request]:
 def _is_of_request(tree: Tree, request: _Request, position: int) -> bool:
     """Return whether a record with the request's response id is of that very request.
 
-    A server that repeats its ids answers one call after the other, or several calls of one make
-    beside each other. Of one make only a record within another is the same request: LiteLLM tells
-    each call on two levels. So is one to another server: the first passed the request on to it.
+    A server may repeat its ids: of one make only a record within another is the same request
+    (LiteLLM tells each call on two levels), or one that a first server relayed.
     """
     span, members = tree.spans[position], request.members
     scope = span.scope
@@ -134,7 +131,6 @@ def _do_overlap(tree: Tree, earlier: int, later: int) -> bool:
 
 
 def _join_nested(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]) -> None:
-    """Join each call with those of other makes that lie within it."""
     above: list[int] = []
     inside: dict[int, list[int]] = {}
     for position in sorted(calls, key=tree.first.__getitem__):
@@ -152,7 +148,6 @@ def _join_nested(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]
 
 
 def _join_beside(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]) -> None:
-    """Join overlapping calls of different makes that were asked the same."""
     same: dict[str, list[int]] = {}
     for position in calls:
         attributes = tree.spans[position].attributes
@@ -174,7 +169,6 @@ def _join_beside(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]
 
 
 def _join_calls(tree: Tree, requests: dict[int, _Request], one: int, other: int) -> bool:
-    """Make two calls one request, if nothing speaks against it."""
     kept, joining = requests[one], requests[other]
     if kept is joining:
         return True
@@ -196,7 +190,6 @@ def _join_calls(tree: Tree, requests: dict[int, _Request], one: int, other: int)
 
 
 def _are_nested(tree: Tree, members: Sequence[int], others: Sequence[int]) -> bool:
-    """Return whether of records of one make each lies within the other, or around it."""
     return all(
         tree.contains(one, other) or tree.contains(other, one)
         for one, other in itertools.product(members, others)
@@ -217,14 +210,12 @@ def _are_alike(one: Span, other: Span) -> bool | None:
 
 
 def _text_of(messages: Sequence[Message]) -> str:
-    """Texts and tool calls of messages, whoever said them: makes name the roles differently."""
+    """Return messages' texts and tool calls without roles, which makes name differently."""
     found = plain_text(messages)
     return "" if NESTED in found else "".join(found.split())
 
 
 def _rank_records(tree: Tree, members: Sequence[int]) -> list[int]:
-    """Return the records of one request, the richest first."""
-
     def wealth(position: int) -> tuple[object, ...]:
         span = tree.spans[position]
         attributes = span.attributes
@@ -285,10 +276,7 @@ def place_of(tree: Tree, records: Sequence[int]) -> int:
 
 
 def find_untold(tree: Tree, calls: Sequence[int]) -> set[int]:
-    """Return records of others that tell of no answer, where ours recorded each request.
-
-    Of a model that one process asked through a library of ours no request is known to others alone.
-    """
+    """Return records of others that tell of no answer, where ours recorded each request."""
     own: dict[str, set[str]] = {}
     others = []
     for position in calls:

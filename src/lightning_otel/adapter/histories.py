@@ -1,6 +1,6 @@
 """Conversations by the hashes of their messages: which call continues which, or asks it again.
 
-Belongs here: what messages alone say. Neither time nor the tree is known here.
+Neither time nor the tree is known here.
 """
 
 from array import array
@@ -22,10 +22,8 @@ NO_HISTORY: Final[KnownHistory] = (), array("q")
 class History(NamedTuple):
     """One call's part of a conversation.
 
-    Attributes:
-        prefixes: Running hash of the observation up to and with each message, [M].
-        left: Running hash of the observation with each choice after it: what the call leaves
-            behind.
+    ``prefixes`` is a running hash of the observation up to and with each message, [M]; ``left``
+    that of the observation with each choice after it: what the call leaves behind.
     """
 
     prefixes: "array[int]"  # an array, since the garbage collector does not look into it
@@ -44,10 +42,7 @@ def hash_history(
 ) -> History:
     """Return the conversation of a call, one step a message.
 
-    Args:
-        observation: The messages it was given.
-        action: Its choices.
-        earlier: Messages that it may go on from, the very same objects, and their running hashes.
+    ``earlier`` has messages that it may go on from, the very same objects, with their hashes.
     """
     told, prefixes = earlier
     found = array("q")
@@ -89,7 +84,7 @@ def find_choice(
 ) -> int | None:
     """Return which choice of a call a later prompt goes on with, after all that the call was given.
 
-    None where it does not: it is the rule of :attr:`History.left` for two calls alone.
+    None where it does not; the rule of :attr:`History.left` for two calls alone.
     """
     size = len(observation)
     if size >= len(later) or not all(map(is_same, observation, later)):
@@ -133,7 +128,7 @@ def message_key(message: Mapping[str, Any]) -> int:
 
 
 def _hash_value(value: object, depth: int) -> int:
-    """A hash of a JSON value; dumping it to text would cost several times as much."""
+    """Hash a JSON value; dumping it to text would cost several times as much."""
     if type(value) is str:
         return hash(value)
     if depth >= _MAX_DEPTH:

@@ -1,7 +1,6 @@
 """Who asked: the identity of calls, and what of an earlier conversation a prompt repeats.
 
-Belongs here: what a prompt says of the conversation it is of, where its history does not go on from
-an earlier one message by message. Neither time nor the tree is known here.
+Neither time nor the tree is known here.
 """
 
 import re
@@ -53,7 +52,6 @@ def identify(call: Call) -> Identity:
 
 
 def _count_shared(one: str, other: str) -> int:
-    """Return how many letters two texts begin with alike."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -77,7 +75,6 @@ class Identities:
         self._known: dict[int, Identity] = {}
 
     def __getitem__(self, call: int) -> Identity:
-        """Return the identity of a call, by its index."""
         if call not in self._known:
             self._known[call] = identify(self._calls[call])
         return self._known[call]
@@ -94,10 +91,7 @@ class Identities:
         return one.rules == two.rules or bool(one.tools and one.tools == two.tools)
 
     def may_edit(self, call: int, other: int) -> bool:
-        """Return whether a call may have changed what another one was given.
-
-        Memories and states within instructions change, too, and leave most of them as they were.
-        """
+        """Return whether a call may have changed what another one was given, as memories do."""
         one, two = self[call], self[other]
         texts = one.rules, two.rules
         shared = _count_shared(*texts)
@@ -111,8 +105,7 @@ class Identities:
 class Tails:
     """The answers that prompts end with: they tell what goes on where its history was edited.
 
-    Attributes:
-        doubtful: The calls whose answer others gave as well.
+    ``doubtful`` are the calls whose answer others gave as well.
     """
 
     def __init__(
@@ -190,8 +183,7 @@ def _list_keys(task: int, chain: int, answer: int) -> tuple[tuple[int, ...], ...
 class Remarks:
     """What was said in the conversations of one agent, to know one that was shortened.
 
-    Attributes:
-        doubtful: The calls that may go on with several of them.
+    ``doubtful`` are the calls that may go on with several of them.
     """
 
     def __init__(
@@ -230,8 +222,8 @@ class Remarks:
     def find(self, call: int, length: int, is_over: Callable[[int], bool]) -> int:
         """Return the latest call of the conversation that a prompt goes on with, or -1.
 
-        It repeats something said there after so many messages that it has in common with a call.
-        With less of it than was said; with more if its answers were edited.
+        It repeats something said there after so many messages that it has in common with a call:
+        less than was said, or more if answers were edited.
         """
         rest = self._calls[call].observation[length:]
         for each in reversed(rest):
@@ -252,10 +244,7 @@ class Remarks:
         return NONE
 
     def _has_summary(self, messages: Sequence[Message]) -> bool:
-        """Return whether a prompt holds what one of the latest calls answered, and no transcript.
-
-        A transcript holds several answers of one conversation.
-        """
+        """Return whether a prompt holds an answer of the latest calls, and no transcript."""
         text = plain_text([each for each in messages if not is_from_agent(each)])
         latest = [call for call in self._answers if self._is_told(call, text)]
         return len(latest) == 1 and not any(

@@ -1,8 +1,7 @@
 """Spans of ours as other tools show them, for OTLP, and back to what the store holds.
 
-A stored rollout is named ``agentlightning.rollout``, by which every reader here knows it; sent out
-it is an ``invoke_workflow`` span with its input and output, and a reward is also an evaluation.
-Phoenix and MLflow show those by OpenInference's keys: neither knows the operation or the event.
+A rollout, ``agentlightning.rollout``, leaves as ``invoke_workflow`` with its input and output, a
+reward also as an evaluation. OpenInference's keys are for Phoenix and MLflow.
 
 Source: the GenAI semantic conventions, spans ``gen_ai.invoke_workflow.internal`` and event
 ``gen_ai.evaluation.result``; OpenInference's semantic conventions.
@@ -77,7 +76,6 @@ def _to_workflow(span: Span, *, with_content: bool) -> Span:
 
 
 def _words_of(attributes: Mapping[str, Any], key: str) -> str | None:
-    """Return what stands under a key as JSON: a text itself, anything else as written."""
     held = get_text(attributes, key)
     if held is None:
         return None

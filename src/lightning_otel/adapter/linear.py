@@ -1,8 +1,7 @@
 """The linear walk: attempts in which one call comes after the other, as nearly all do.
 
-Each call continues its agent's last one, or all of them begin anew. Then there is one path for each
-agent, and a reward goes to the latest call. What the walk refuses is put together by
-:mod:`assembly`, whose answer is the same where both have one.
+Each call continues its agent's last one, or all of them begin anew: one path an agent, and a reward
+goes to the latest call. :mod:`assembly` answers the same where both have an answer.
 """
 
 from collections import Counter
@@ -62,10 +61,8 @@ class Linear(NamedTuple):
     """A linear attempt by the positions of its spans.
 
     Attributes:
-        calls: The calls of each agent.
         rewards: The named rewards of each call that has some.
-        placed: Each reward that was placed, with its call.
-        dropped: Each other reward, and the reason.
+        placed: Each reward that was placed, with its call; ``dropped`` each other, with the reason.
         value: The sum of what the calls have for a primary reward; None if none has.
         agents: The agent of each span.
     """
@@ -148,12 +145,10 @@ def _is_after(rows: Sequence[Row], before: Sequence[int], path: Sequence[int]) -
 
 
 class Adaptation(NamedTuple):
-    """Trajectories, and the funnel that led to them.
+    """Trajectories, the funnel that led to them, and the reward of each attempt.
 
-    Attributes:
-        credited: Where each reward went that is not reported as left out.
-        outcomes: The reward of each attempt.
-        parts: Each attempt with its spans, each once, and what was made of it alone.
+    ``credited`` says where each reward went that is not left out; ``parts`` are the attempts with
+    their spans, each once, and what was made of each alone.
     """
 
     trajectories: list[Trajectory]
@@ -327,7 +322,7 @@ def _make_rows(
 def _move_outcome(
     spans: Sequence[Span], rows: Sequence[Row], found: Linear, call: int, moved: dict[int, int]
 ) -> bool:
-    """Give the reward of the whole to a call, if it is the only one; return whether that is all."""
+    """Give the reward of the whole to the only call; return whether that is all."""
     last = max(position for own in found.calls.values() for position in own)
     late = [(at, other) for at, other in found.placed if at > last]
     if any(is_from_outside(spans[at]) for at, _ in found.placed):

@@ -1,8 +1,7 @@
 """The order of an attempt's spans: what caused what, then what a process counted, then the clocks.
 
-Where a clock contradicts a cause or a count it is set forward, by just as much as it takes, for all
-that comes after on that process's clock. Where rules contradict one another, as damaged spans may,
-the earliest by the clock goes first. docs/transitions.md has the rules.
+A clock that contradicts a cause or a count is set forward, by as much as it takes. Where rules
+contradict one another, the earliest by the clock goes first. docs/transitions.md has the rules.
 """
 
 from collections.abc import Iterable, Sequence
@@ -78,15 +77,9 @@ _Key = tuple[int, int, str, int, int]
 class _Merge:
     """Starts and ends of spans, sorted by what must come before what, and then by their clocks.
 
-    Event 2i is the start of the span at i, 2i+1 its end.
-
-    Attributes:
-        _followers: The events that must wait for each one.
-        _expecting: Those that wait for it as long as that leads anywhere.
-        _waits: For how many others each event must wait.
-        _expects: For how many others it waits as long as that leads anywhere.
-        _floor: The latest time of what came before it and had to.
-        _ahead: How far each process's clock was set forward.
+    Event 2i is the start of the span at i, 2i+1 its end. An event waits for those that must come
+    before it, and expects others as long as that leads anywhere. ``_floor`` is the latest time of
+    what had to come before; ``_ahead`` how far each process's clock was set forward.
     """
 
     def __init__(
@@ -135,7 +128,6 @@ class _Merge:
         self._waits[later] += 1
 
     def run(self) -> list[int]:
-        """Return all events, in order."""
         events = []
         for position, span in enumerate(self._spans):
             events += [2 * position] if span.end_ns is None else [2 * position, 2 * position + 1]
@@ -164,7 +156,6 @@ class _Merge:
         return order
 
     def _queue_event(self, event: int) -> None:
-        """Queue an event that waits for nothing any more; its clock is set forward if need be."""
         if self._waits[event] > 0 or self._done[event]:
             return
         late = self._floor[event] - self._event_key(event)[0]

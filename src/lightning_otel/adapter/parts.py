@@ -11,7 +11,6 @@ class EndedCalls:
     """Calls in the order of their end, and the last of those within a part of the tree."""
 
     def __init__(self, tree: Tree, calls: Iterable[int], ended: Sequence[int] = ()) -> None:
-        """Take the calls that will end, in any order, and those that have ended."""
         self._tree = tree
         self._by_place = sorted(calls, key=tree.first.__getitem__)
         self.places = [tree.first[call] for call in self._by_place]
@@ -50,10 +49,7 @@ class EndedCalls:
         return self._by_place[low:high]
 
     def take(self, part: int, rewarded: "Ranks") -> list[int]:
-        """Return the calls of a part that ended since the last one in it that was taken.
-
-        If there are none, that last one.
-        """
+        """Return the calls of a part that ended since its last one taken; else that last one."""
         tree, latest = self._tree, rewarded.best(self._tree, part)
         low, high = _find_interval(tree, self.places, part)
         newer = self.calls[latest:]

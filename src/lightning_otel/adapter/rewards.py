@@ -1,7 +1,6 @@
 """Spans read into rewards, and what they are linked to; what cannot be read gets a reason.
 
-An evaluation that others note as an event of what it judges becomes a reward's span of its own
-where spans are kept, so that all who read rewards know one form of them.
+An evaluation noted as an event becomes a reward's span of its own where spans are kept.
 """
 
 import hashlib
@@ -108,8 +107,7 @@ def with_evaluations(spans: Iterable[Span]) -> Iterator[Span]:
 def evaluations_of(span: Span) -> Iterator[Span]:
     """Yield a reward for each ``gen_ai.evaluation.result`` of a span that has a number.
 
-    Its ids follow from the event's place, so that a span which comes again brings no second one. A
-    span that is a reward itself tells of itself alone.
+    Its ids follow from the event's place, so that a span which comes again brings no second one.
     Source: the GenAI semantic conventions, event ``gen_ai.evaluation.result``.
     """
     if c.REWARD_VALUE in span.attributes:

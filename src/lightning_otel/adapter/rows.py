@@ -1,8 +1,7 @@
 """Training rows: consecutive steps of a trajectory as one sequence of exact tokens.
 
-Steps are joined only where the next prompt begins with exactly the tokens held so far, those given
-and those sampled; what it adds is observation and no loss is taken of it. Anywhere else a row of
-its own begins: nothing sampled is overwritten, and nothing is trained on twice.
+Steps are joined only where the next prompt begins with exactly the tokens held so far; no loss is
+taken of what it adds. Nothing sampled is overwritten, and nothing is trained on twice.
 """
 
 from array import array
@@ -16,7 +15,7 @@ _WIDE: Final = "q"
 
 
 def rows_of(trajectories: Iterable[Trajectory]) -> Iterator[TrainingRow]:
-    """Every training row of trajectories, in their order; nothing given is changed.
+    """Yield every training row of trajectories, in their order.
 
     Steps without token ids make none. A step that several trajectories share is in a row of the
     first of them; in the others it is part of the prompt.
@@ -65,7 +64,6 @@ def _find_fork(last: Transition, step: Transition) -> RowCause | None:
 
 
 def _make_row(steps: Sequence[Transition], cause: RowCause) -> TrainingRow:
-    """Make one row of steps, each of whose prompts begins with all that was held before."""
     size = len(steps[0].prompt_ids)
     mask, logprobs = bytearray(), array("d")
     for step in steps:

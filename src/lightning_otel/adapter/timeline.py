@@ -1,7 +1,4 @@
-"""What followed what in time, as far as the tree tells what ran side by side.
-
-Belongs here: spans and their places. What was said is not known here.
-"""
+"""What followed what in time, as far as the tree tells what ran side by side."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -16,10 +13,9 @@ from lightning_otel.types import conventions as c
 def follow_time(
     tree: Tree, positions: Sequence[int], tool_of: Sequence[int]
 ) -> tuple[list[int], bytearray]:
-    """Return the latest call that had ended before each one, on branches that had ended too.
+    """Return the latest ended call before each one, and if its branch ran beside others.
 
-    And whether the branch that it begins ran beside others. The calls inside a tool that their own
-    agent runs follow one another, and none outside of it.
+    Calls inside a tool of their own agent follow one another, and none outside of it.
     """
     groups: dict[int, list[int]] = {}
     for call, tool in enumerate(tool_of):

@@ -1,9 +1,8 @@
 """Token ids and log-probabilities of calls: their encoding, their checks, and notes for trainers.
 
 An attribute holds base64 of packed little-endian numbers, comma-joined per choice: 640 ints cost
-150 microseconds to set on a span, this text 29. What fails a check is no token data: the call is
-one of text, with the reason. What is sound and yet unlike what a trainer assumes, such as
-truncating sampling, is a note, and costs nothing.
+150 microseconds to set on a span, this text 29. What fails a check is no token data, with the
+reason. What is sound and yet unlike what a trainer assumes is a note.
 """
 
 import base64
@@ -88,10 +87,7 @@ def sampled_ids(body: Mapping[str, Any], choices: Sequence[object]) -> Sequence[
 
 
 def has_negative(ids: Sequence[int]) -> bool:
-    """Return whether an id is negative, which no vocabulary has.
-
-    Told by the sign bits: looking at each number costs as much as all else done with a call.
-    """
+    """Return whether an id is negative, by the sign bits: a look at each costs too much."""
     if isinstance(ids, array):
         signs = ids.tobytes()[0 if _IS_BIG_ENDIAN else ids.itemsize - 1 :: ids.itemsize]
         return not signs.isascii()
@@ -103,10 +99,7 @@ def token_content(
 ) -> dict[str, str]:
     """Return token ids and logprobs by attribute, where a server gave them, whole and as numbers.
 
-    Args:
-        prompt_ids: Ids of the prompt, [P].
-        response_ids: Ids of each choice, [choices][R]; None where a choice has none.
-        logprobs: Log-probabilities of each choice, [choices][R]; likewise.
+    Shapes: prompt [P], responses and logprobs [choices][R], None where a choice has none.
     """
     found: dict[str, str] = {}
     for key, encode, choices in (
@@ -161,13 +154,9 @@ Source: vLLM's ``SamplingParams``.
 
 
 class Tokens(NamedTuple):
-    """Tokens of a call's first choice.
+    """Tokens of a call's first choice: ids given [P] and sampled [R], with logprobs [R].
 
-    Attributes:
-        prompt_ids: Token ids the model was given, [P]; empty if not said or not sound.
-        response_ids: Token ids the model sampled, [R]; likewise.
-        logprobs: Log-probability of each sampled token, [R]; likewise.
-        inexact: Why they are not all there; empty where they are.
+    Each is empty if not said or not sound; ``inexact`` is why they are not all there.
     """
 
     prompt_ids: Sequence[int] = ()
@@ -177,10 +166,9 @@ class Tokens(NamedTuple):
 
 
 def read_tokens(attributes: Mapping[str, Any]) -> Tokens:
-    """The first choice's tokens, if they pass every check; else the reason, and none of them.
+    """Return the first choice's tokens, if they pass every check; else only the reason.
 
-    Ids without logprobs are exact. What a server gave of the prompt, the response or the logprobs
-    alone is kept: it is sound, but not enough.
+    Ids without logprobs are exact. What a server gave of one part alone is kept.
     """
     if attributes.keys().isdisjoint(_TOKENS):
         return Tokens(inexact=NO_IDS)
@@ -223,10 +211,7 @@ def _first_choice(decode: Callable[[Any], list[Sequence[T]]], packed: object) ->
 def sampling_of(attributes: Mapping[str, Any], otel_resource: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampling parameters and the mode of the logprobs, by their usual names.
 
-    Args:
-        attributes: A call's.
-        otel_resource: That of its process, which may say the mode: no server does, but whoever runs
-            one knows it.
+    No server says the mode; whoever runs one may, in the resource of the process.
     """
     found: dict[str, Any] = {
         name: value if name in _WHOLE else float(value)

@@ -1,8 +1,7 @@
 """Calls and their rewards put together: transitions, the trajectories of them, and their causes.
 
-A cause is why a trajectory's first step that no earlier one has stands where it does; the rules, in
-their order, are those of docs/transitions.md. Two conversations are compared without instructions,
-which are each agent's own.
+A cause is why a trajectory's first step that no earlier one has stands where it does; the rules are
+those of docs/transitions.md. Conversations are compared without instructions.
 """
 
 import re
@@ -137,7 +136,7 @@ def _make_transitions(
 
 
 def _find_target(span: Span, named: Mapping[str, str]) -> str | None:
-    """Return the agent that a tool hands over to; None if that is not what the tool does.
+    """Return the agent that a tool hands over to, if it does.
 
     Source: ADK's ``transfer_to_agent``, the swarms of Strands and Agent Framework.
     """
@@ -166,7 +165,6 @@ class Causes:
     """Names causes in one attempt."""
 
     def __init__(self, tree: Tree, calls: Mapping[int, Call], failed: Iterable[int]) -> None:
-        """Know the attempt, and the positions of calls that failed or never ended."""
         self._tree = tree
         self._calls = calls
         self._failed: dict[tuple[str, int], list[int]] = {}
@@ -224,7 +222,6 @@ class Causes:
         return found
 
     def _first_cause(self, own: Links, first: int) -> BranchCause:
-        """Return the cause of a step that follows none of its agent's."""
         position = own.positions[first]
         if not self._is_alone:
             handed = self._handed.get(own.calls[first].agent)

@@ -1,8 +1,7 @@
 """The spans of one attempt as a forest: parents, order, and the agent each span belongs to.
 
-Near-linear and without recursion. Who comes first says ``order``. Parents that tracers left broken
-are mended by the rules of docs/transitions.md: the first one that applies to a span decides, each
-span that moved is reported, nothing is dropped and no time changed.
+Near-linear and without recursion. Parents that tracers left broken are mended by the rules of
+docs/transitions.md: the first that applies decides, each span that moved is reported.
 """
 
 from bisect import bisect_left
@@ -37,17 +36,12 @@ _MOST_AT_ONCE: Final = 64
 class Walk:
     """A depth-first walk over a forest, children in order: it keeps each subtree in one piece.
 
-    Attributes:
-        parents: Position of each node's parent, or -1.
-        order: The nodes as they are met, parents before children.
-        first: Place of each node in the walk.
-        last: The greatest place within the node's subtree.
+    ``order`` has parents before children; ``first`` and ``last`` are a subtree's places in it.
     """
 
     __slots__ = ("first", "last", "order", "parents")
 
     def __init__(self, parents: Sequence[int]) -> None:
-        """Walk over a forest without cycles."""
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(parents):
             children.setdefault(parent, []).append(node)
@@ -77,10 +71,7 @@ def repair_parents(
 ) -> tuple[list[int], tuple[Repair, ...]]:
     """Return the position of each span's parent, or -1, and a repair for each span that moved.
 
-    Args:
-        spans: The spans, in order of their start.
-        starts: A clock of starts, comparable with ``ends``; within a process it follows its count.
-        ends: A clock of ends.
+    ``starts`` and ``ends`` are comparable clocks; within a process they follow its count.
     """
     places = {(span.trace_id, span.span_id): i for i, span in enumerate(spans)}
     parents = [NO_PARENT] * len(spans)
@@ -121,7 +112,6 @@ def repair_parents(
 def _look_elsewhere(
     spans: Sequence[Span], missing: Iterable[int], parents: list[int], rules: dict[int, str]
 ) -> None:
-    """Find parents that are not in their child's trace among the other traces."""
     wanted = {spans[position].parent_span_id for position in missing}
     holders: dict[str | None, list[int]] = {}
     for position, span in enumerate(spans):
@@ -140,7 +130,6 @@ def _look_elsewhere(
 
 
 def _cut_cycles(parents: list[int], rules: dict[int, str]) -> None:
-    """Make the first node of each cycle a root."""
     state = bytearray(len(parents))  # 0 unseen, 1 on this walk, 2 known to end at a root
     for start in range(len(parents)):
         walk = []
@@ -158,7 +147,6 @@ def _cut_cycles(parents: list[int], rules: dict[int, str]) -> None:
 
 
 def _may_be_enclosed(span: Span, rule: str | None) -> bool:
-    """Return whether a root is a call whose tracer knew no parent."""
     if rule in (OTHER_TRACES, NEVER_CAME) or not span.process:
         return False
     return is_call(span) and span.kind not in ("SERVER", "CONSUMER")
@@ -172,7 +160,6 @@ def _enclose_calls(
     parents: list[int],
     rules: dict[int, str],
 ) -> None:
-    """Put calls below the one agent or tool at work around them."""
     events: list[tuple[int, int, int]] = []
     for host, span in enumerate(spans):
         operation = span.attributes.get(c.OPERATION)
@@ -223,12 +210,11 @@ class Tree(Walk):
     """Spans in causal order with their links, by position in ``spans``.
 
     Attributes:
-        spans: Each span once, ordered by start.
         agents: Name of the agent each span belongs to; empty where none is named.
         depths: Number of ancestors of each span; at -1 stands -1.
         jumps: An ancestor of each span, some way up, or -1.
-        starts: A clock of starts, comparable with ``ends``.
-        ends: A clock of ends, never before the start; of an unended span it lies after everything.
+        starts: A clock of starts, comparable with ``ends``, which is never before the start; of an
+            unended span it lies after everything.
         repairs: The spans that were put elsewhere than they were recorded.
         is_counted: Whether one process counted all of them, so that no clock was needed.
     """

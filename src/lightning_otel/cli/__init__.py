@@ -75,7 +75,7 @@ _ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "ui": ("serve", "--link"),
 }
 """The words that each older spelling stands for; help does not list them."""
-_COMMANDS = {name: each for group in _GROUPS.values() for name, each in group.items()}
+_COMMANDS = {name: command for group in _GROUPS.values() for name, command in group.items()}
 
 
 # Exit code and usual remedy of each kind of error. The text of a query is ours but in ``sql``,
@@ -90,7 +90,6 @@ _FAILURES: tuple[tuple[type[LightningOtelError], int, str], ...] = (
 
 
 def _replace_alias(args: list[str]) -> list[str]:
-    """Return a command line in today's words."""
     for count in (2, 1):
         words = _ALIASES.get(" ".join(args[:count]))
         if words is not None:
@@ -133,15 +132,14 @@ class _Lazy(SuggestingGroup):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
-        """Commands that begin so, none of them imported for it; and options."""
         from click.shell_completion import CompletionItem
 
-        named = [
+        matches = [
             CompletionItem(name, help=text)
             for name, (_, text) in _COMMANDS.items()
             if name.startswith(incomplete)
         ]
-        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
+        return [*matches, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         widest = max(map(len, _COMMANDS))
@@ -214,7 +212,6 @@ class _VisibleFormatter(logging.Formatter):
 
 
 def _speak_utf8(stream: TextIO | None) -> None:
-    """Data is UTF-8 in any locale; a terminal of another encoding gets a question mark."""
     reconfigure = getattr(stream, "reconfigure", None)
     if stream is not None and reconfigure is not None:
         if stream.isatty():
@@ -233,7 +230,7 @@ def silence_stream(stream: TextIO) -> None:
 def report_error(exc: Exception) -> int:
     """Say what failed, why, and what to do; gives the exit code."""
     if isinstance(exc, LightningOtelError):
-        _, code, usual = next(each for each in _FAILURES if isinstance(exc, each[0]))
+        _, code, usual = next(failure for failure in _FAILURES if isinstance(exc, failure[0]))
         # A query's own text may hold the mark that divides what failed from what to do.
         is_query = isinstance(exc, QueryError)
         what, remedy = (str(exc), "") if is_query else (exc.what, exc.remedy)
@@ -243,9 +240,9 @@ def report_error(exc: Exception) -> int:
         what = f"{exc.filename or 'a file'}: {exc.strerror or exc}"
         print_error(what, remedy=disk_remedy(exc, "check the path"))
         return 1
-    given = sys.argv[1:] if sys.argv[1:2] == ["--debug"] else ["--debug", *sys.argv[1:]]
-    again = shlex.join(["lightning-otel", *given])
-    print_error(f"{type(exc).__name__}: {exc}", "this is a bug in lightning-otel", again)
+    arguments = sys.argv[1:] if sys.argv[1:2] == ["--debug"] else ["--debug", *sys.argv[1:]]
+    command_line = shlex.join(["lightning-otel", *arguments])
+    print_error(f"{type(exc).__name__}: {exc}", "this is a bug in lightning-otel", command_line)
     return 1
 
 

@@ -30,8 +30,6 @@ def list_files(
 ) -> Iterator[Callable[[], list[Path]]]:
     """Give what lists the files: of a folder each ``.jsonl`` below it, of a zip what it holds.
 
-    A zip of sessions is as their folder is, which holds other files beside them.
-
     Raises:
         TooLargeError: A zip holds more than a limit.
     """
@@ -49,7 +47,7 @@ def list_files(
             _extract_zip(path, folder, limit_bytes, partial(refuse, path))
             lines = _list_folder(folder)
             is_of_sessions = any(open_session_file(file, Links())[0] for file in lines)
-            members = sorted(each for each in folder.rglob("*") if each.is_file())
+            members = sorted(member for member in folder.rglob("*") if member.is_file())
             folders += lines if is_of_sessions else members
 
         ordered: dict[tuple[Path, ...], list[Path]] = {}
@@ -65,10 +63,9 @@ def list_files(
 
 
 def _list_folder(path: Path) -> list[Path]:
-    """Return the files of lines below a folder, compressed ones, too; of a file itself."""
     if not path.is_dir():
         return [path]
-    return sorted(each for each in path.rglob("*.jsonl*") if each.name.endswith(_LINES))
+    return sorted(file for file in path.rglob("*.jsonl*") if file.name.endswith(_LINES))
 
 
 def _order_files(paths: Sequence[Path]) -> list[Path]:
@@ -85,12 +82,12 @@ def _order_files(paths: Sequence[Path]) -> list[Path]:
             origins[names[path]] = origin
 
     def rank_file(path: Path) -> tuple[int, bool]:
-        seen: list[str] = []
+        ids: list[str] = []
         name = names.get(path, "")
-        while name and name not in seen:
-            seen.append(name)
+        while name and name not in ids:
+            ids.append(name)
             name = origins.get(name, "")
-        return max(1, len(seen)), path.name.startswith("agent-") or "subagents" in path.parts
+        return max(1, len(ids)), path.name.startswith("agent-") or "subagents" in path.parts
 
     return sorted(paths, key=rank_file)
 
@@ -101,11 +98,10 @@ def _is_zip(path: Path) -> bool:
 
 
 def _extract_zip(path: Path, folder: Path, limit_bytes: int, refuse: Callable[[str], None]) -> None:
-    """Extract what can be read, each file with its time."""
     try:
         with zipfile.ZipFile(path) as archive:
-            members = [each for each in archive.infolist() if not each.is_dir()]
-            if sum(each.file_size for each in members) > limit_bytes:
+            members = [member for member in archive.infolist() if not member.is_dir()]
+            if sum(member.file_size for member in members) > limit_bytes:
                 size = format_size(limit_bytes)
                 raise TooLargeError(f"{path} holds more than {size}; raise --limit")
             for member in members:

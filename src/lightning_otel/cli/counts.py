@@ -22,12 +22,12 @@ def count_records(
 
     counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
     rollouts, frameworks, response_ids = set[str](), set[str](), set[str]()
-    for each in records:
-        get, is_root = each.get, each["span_id"] == recording.span_id
-        rollout_id = get("rollout_id") or each["trace_id"]
+    for record in records:
+        get, is_root = record.get, record["span_id"] == recording.span_id
+        rollout_id = get("rollout_id") or record["trace_id"]
         # By trace too: the program may name rollouts of its own beneath the run's root span.
-        is_own = each["trace_id"] == recording.trace_id or rollout_id == recording.rollout_id
-        if not is_own or each["start_ns"] < since_ns:
+        is_own = record["trace_id"] == recording.trace_id or rollout_id == recording.rollout_id
+        if not is_own or record["start_ns"] < since_ns:
             continue
         counts["spans"] += not is_root
         counts["outside"] += not is_root and rollout_id == recording.rollout_id
@@ -44,7 +44,7 @@ def count_records(
         if framework := attributes.get(c.FRAMEWORK):
             frameworks.add(framework)
         counts["exact"] += None not in (get("prompt_token_ids"), get("response_token_ids"))
-        counts["ended"] += not is_root and each["end_ns"] is not None
+        counts["ended"] += not is_root and record["end_ns"] is not None
     return {
         **counts,
         "rollouts": rollouts,

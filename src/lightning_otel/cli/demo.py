@@ -69,22 +69,22 @@ def demo(
 
 
 def _show_spans(opened: "Store", started_ns: int) -> None:
-    (found,) = opened.sql(
+    (row,) = opened.sql(
         "SELECT count(*) AS spans, count(DISTINCT trace_id) AS traces, "
         "count(*) FILTER (operation = 'chat') AS calls FROM spans WHERE start_ns >= ?",
         [started_ns],
     )
     click.echo(
-        f"3. Each span was kept as it ended: {count_noun(found['spans'], 'span')}, "
-        f"{count_noun(found['calls'], 'call')}, {count_noun(found['traces'], 'trace')} "
+        f"3. Each span was kept as it ended: {count_noun(row['spans'], 'span')}, "
+        f"{count_noun(row['calls'], 'call')}, {count_noun(row['traces'], 'trace')} "
         f"→ {opened.name}"
     )
 
 
 def _show_transitions(opened: "Store", started_ns: int, lesson: "Lesson") -> None:
     ours = {outcome.rollout_id for outcome in lesson.outcomes}
-    found = opened.transitions(since=started_ns)
-    steps = [step for step in found if step.rollout_id in ours]
+    transitions = opened.transitions(since=started_ns)
+    steps = [step for step in transitions if step.rollout_id in ours]
     exact = sum(step.capture == "exact" for step in steps)
     click.echo(
         f"4. Spans became {count_noun(len(steps), 'transition')}, {exact} with the server's own "
@@ -112,8 +112,8 @@ def _show_rewards(opened: "Store", started_ns: int, lesson: "Lesson", picture: s
         f"\n5. The policy learnt {rounds} from such transitions, read back from DuckDB; what "
         f"{lesson.steps} answers earned{dealt}:\n"
     )
-    found = plot_training_metrics(opened, "reward", picture, since=started_ns)
-    print_charts(found)
+    curves = plot_training_metrics(opened, "reward", picture, since=started_ns)
+    print_charts(curves)
     size = max(1, len(lesson.outcomes) // len(lesson.versions))
     click.echo()
     for label, part in (("first", lesson.outcomes[:size]), ("last", lesson.outcomes[-size:])):

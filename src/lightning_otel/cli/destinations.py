@@ -57,10 +57,11 @@ def lake(place: str | None, is_rest_included: bool, store: str | None) -> None:
     opened = Store(store)
     to = Store(place) if place is not None else opened
     settle_pending_feedback(opened.local)
-    done = opened.local.publish(to, is_rest_included=is_rest_included)
-    print_note(f"{count_noun(done.spans, 'span')} in {count_noun(done.files, 'file')} → {to.name}")
-    if done.waiting:
-        print_note(f"{count_noun(done.waiting, 'span')} wait for more; --all publishes them now")
+    result = opened.local.publish(to, is_rest_included=is_rest_included)
+    files = count_noun(result.files, "file")
+    print_note(f"{count_noun(result.spans, 'span')} in {files} → {to.name}")
+    if result.waiting:
+        print_note(f"{count_noun(result.waiting, 'span')} wait for more; --all publishes them now")
     suggest("stats", place if place is not None else store)
 
 
@@ -91,9 +92,9 @@ def otlp(
     opened = Store(store)
     follower = _open_follower(opened, rollout, name, endpoint.url)
     is_allowed = config.content().is_exported
-    kept = "" if is_allowed else ", without what was said (LIGHTNING_OTEL_EXPORT_CONTENT=1 adds it)"
+    note = "" if is_allowed else ", without what was said (LIGHTNING_OTEL_EXPORT_CONTENT=1 adds it)"
     with Stop() as stop:
-        print_note(f"⚡ {opened.name} → {endpoint.url}{kept}")
+        print_note(f"⚡ {opened.name} → {endpoint.url}{note}")
         forwarder = Forwarder(follower, sender, with_content=is_allowed, on_error=_print_error)
         forwarder.start(is_once=once)
         while forwarder.is_running and not stop.wait(0.02):
@@ -131,15 +132,15 @@ def _print_error(last_error: str) -> None:
     print_note(f"  waiting: {last_error}" if last_error else "  it takes spans again")
 
 
-def tell_forwarding(forwarder: Forwarder, waiting: int | None, *, is_quiet: bool = False) -> None:
+def tell_forwarding(forwarder: Forwarder, pending: int | None, *, is_quiet: bool = False) -> None:
     """Say what became of the spans, of which some may wait; None if it is not known how many."""
-    if is_quiet and not waiting and not forwarder.rejected:
+    if is_quiet and not pending and not forwarder.rejected:
         return
     text = f"  OTLP: {count_noun(forwarder.delivered, 'span')} delivered"
     for reason, number in forwarder.rejected.most_common():
         text += f", {number} REJECTED: {reason}"
-    if waiting or waiting is None:
-        text += f", {waiting or 'some'} NOT delivered: {forwarder.why}"
+    if pending or pending is None:
+        text += f", {pending or 'some'} NOT delivered: {forwarder.why}"
     print_note(text)
 
 

@@ -95,7 +95,6 @@ def _list_settings(form: Form | None, store: str | None) -> None:
 
 
 def _check_variables() -> "Iterator[Finding]":
-    """Yield the variables that do not do what whoever set them may think."""
     from difflib import get_close_matches
 
     from lightning_otel.views.doctor import problem
@@ -104,11 +103,13 @@ def _check_variables() -> "Iterator[Finding]":
         if name in config.FORMER:
             yield problem("setting", f"{name} is gone: {config.FORMER[name]}", f"unset {name}")
             continue
-        near = get_close_matches(name, config.OURS, n=1)
-        guess = f"did you mean {near[0]}?" if near else "see: lightning-otel doctor --settings"
+        matches = get_close_matches(name, config.OURS, n=1)
+        guess = (
+            f"did you mean {matches[0]}?" if matches else "see: lightning-otel doctor --settings"
+        )
         yield problem("setting", f"{name}: nothing reads a variable of this name", guess)
-    for name, wanted in config.invalid_values():
-        text = f"{name}: its value is not {wanted}, so the default counts"
+    for name, domain in config.invalid_values():
+        text = f"{name}: its value is not {domain}, so the default counts"
         yield problem("setting", text, f"unset {name}")
 
 
@@ -120,17 +121,17 @@ def _examine(form: Form | None, store: str | None, *, is_repair: bool) -> int:
     gone = 0
     for note in opened.repair() if is_repair else ():
         gone += note.gone
-        there = note.rows - note.gone
-        print_note(f"{note.name}: {there} of {note.rows} spans are there, {note.gone} are gone")
+        readable = note.rows - note.gone
+        print_note(f"{note.name}: {readable} of {note.rows} spans are there, {note.gone} are gone")
     findings = [*_check_variables(), *examine(opened)]
     problems = sum(finding.level == "problem" for finding in findings)
     code = 1 if problems or gone else 0
     if print_data(form, list(map(asdict, findings))):
         return code
-    for each in findings:
-        click.echo(f"{_SIGNS[each.level]} {printable(each.text)} [{each.code}]")
-        if each.remedy:
-            click.echo(f"    {printable(each.remedy)}")
+    for result in findings:
+        click.echo(f"{_SIGNS[result.level]} {printable(result.text)} [{result.code}]")
+        if result.remedy:
+            click.echo(f"    {printable(result.remedy)}")
     if problems or not gone:
         warnings = sum(finding.code in _WARNINGS for finding in findings)
         calm = f"no problem, {count_noun(warnings, 'warning')}" if warnings else "nothing wrong"
@@ -151,9 +152,9 @@ def _measure_drift(source: str, rollout: str | None, form: Form | None, store: s
     opened.connect()  # a store that cannot be read is refused before a tokenizer is fetched
     tokenizer = load_tokenizer(source)
     rollout_id = find_rollout_id(opened, rollout)
-    found = measure(opened.transitions(rollout_id=rollout_id), tokenizer)
-    rows = [{name: getattr(each, name) for name in _DRIFT_KEYS} for each in found.parts]
-    document = {"drift": rows, "skipped": found.skipped}
+    drifts = measure(opened.transitions(rollout_id=rollout_id), tokenizer)
+    rows = [{name: getattr(part, name) for name in _DRIFT_KEYS} for part in drifts.parts]
+    document = {"drift": rows, "skipped": drifts.skipped}
     if not print_data(form, rows, _DRIFT_KEYS, document=document):
         for row in rows:
             row["exact"] = f"{row['exact']} ({row['exact_rate']:.0%})"
@@ -161,9 +162,9 @@ def _measure_drift(source: str, rollout: str | None, form: Form | None, store: s
             row["length"] = f"{row['length_delta']:+.1f}"
             row["why"] = ", ".join(f"{count} × {cause}" for cause, count in row["causes"].items())
         print_rows(rows, _DRIFT_COLUMNS)
-    if found.skipped:
-        print_note(f"{count_noun(found.skipped, 'transition')} without token ids to compare with")
-    if found.parts:
+    if drifts.skipped:
+        print_note(f"{count_noun(drifts.skipped, 'transition')} without token ids to compare with")
+    if drifts.parts:
         suggest("stats", store)
     else:
         print_note("nothing was compared: → lightning-otel run --enable-retokenization-fix")

@@ -47,7 +47,7 @@ def read_documents(
         with open_lines(path) as (read, tell):
             lines = _limit_lines(read, limit_bytes)
             numbered = enumerate(lines, 1)
-            number, first = next((each for each in numbered if not each[1].isspace()), (0, b""))
+            number, first = next((item for item in numbered if not item[1].isspace()), (0, b""))
             if not first:
                 return
             if first.startswith(_UTF_16):
@@ -60,8 +60,8 @@ def read_documents(
                 for number, row in _read_rows(chain([first], lines)):
                     yield row, number, tell()
                 return
-            rest = chain([(number, first)], numbered)
-            for number, line in rest:
+            remaining = chain([(number, first)], numbered)
+            for number, line in remaining:
                 if len(line) > (most := _longest()):
                     refuse(number, f"line is longer than {most} bytes")
                     while line and not line.endswith(b"\n"):
@@ -87,7 +87,6 @@ def open_lines(path: Path) -> Iterator[tuple[Iterator[bytes], Callable[[], int]]
 
 
 def _longest() -> int:
-    """Return the bytes that a document may have."""
     from lightning_otel.receivers.documents import FILE_LIMITS
 
     return FILE_LIMITS.body_bytes
@@ -95,30 +94,25 @@ def _longest() -> int:
 
 def _join_lines(lines: Iterable[bytes]) -> bytes:
     """Return lines as one document, of no more than a byte too many."""
-    held = bytearray()
+    buffer = bytearray()
     for line in lines:
-        held += line
-        if len(held) > _longest():
+        buffer += line
+        if len(buffer) > _longest():
             break
-    return bytes(held[: _longest() + 1])
+    return bytes(buffer[: _longest() + 1])
 
 
 def _read_rows(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield the rows of CSV as objects of JSON, with the line that each ends in."""
     csv.field_size_limit(_longest())
     texts = (line.removeprefix(BOM_UTF8).decode("utf-8", "replace") for line in lines)
     rows = csv.DictReader(texts)
     for row in rows:
-        known = {name: value or None for name, value in row.items() if isinstance(name, str)}
-        yield rows.line_num, json_text(known).encode()
+        values = {name: value or None for name, value in row.items() if isinstance(name, str)}
+        yield rows.line_num, json_text(values).encode()
 
 
 def _limit_lines(lines: Iterable[bytes], limit_bytes: int) -> Iterator[bytes]:
-    """Yield lines until they are more than a limit.
-
-    Raises:
-        TooLargeError: There are more.
-    """
+    """Yield lines until they are more than a limit; then raise TooLargeError."""
     size = 0
     for line in lines:
         size += max(len(line), _SHORTEST)
@@ -131,7 +125,6 @@ def _limit_lines(lines: Iterable[bytes], limit_bytes: int) -> Iterator[bytes]:
 
 
 def _open_inflated(raw: "BufferedReader") -> "BufferedReader | gzip.GzipFile":
-    """Open a file, inflated if it is a gzip, whatever its name."""
     is_gzip = raw.read(len(_GZIP)) == _GZIP
     raw.seek(0)
     return gzip.GzipFile(fileobj=raw) if is_gzip else raw

@@ -90,11 +90,7 @@ def import_files(files: tuple[Path, ...], follow: bool, limit: str, store: str |
 
 
 class _Refusals:
-    """What could not be read: each of the first few by its line, of another file's kind in one.
-
-    Attributes:
-        counts: How often there was each reason.
-    """
+    """What could not be read: each of the first few by its line, of another file's kind in one."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -103,19 +99,16 @@ class _Refusals:
         self._joined = 0  # refusals beyond the first that a file's line stands for
 
     def note(self, path: Path, number: int, reason: str) -> None:
-        """Note a line that could not be read, or a span in it."""
         self.counts[reason] += 1
         self._of_file[reason] += 1
         if len(self._lines) < _MOST_NAMED:
             self._lines.append(f"  {path}, line {number}: {reason}")
 
     def note_file(self, path: Path, reason: str) -> None:
-        """Note a file that could not be read."""
         self.counts[reason] += 1
         self._lines.append(f"  {path}: {reason}")
 
     def end_file(self, path: Path, *, is_empty: bool) -> None:
-        """Say it once where all of a file is of a kind that is not read."""
         counts, self._of_file = self._of_file, Counter()
         if is_empty and len(counts) == 1 and counts.total() > 1:
             ((reason, count),) = counts.items()
@@ -125,7 +118,6 @@ class _Refusals:
             self._lines = [*others, f"  {path}: {count} × {reason}; see import --help"]
 
     def print_all(self) -> None:
-        """Print the lines, and how many there are of each reason where that is more."""
         for line in self._lines:
             print_note(line)
         if self.counts.total() > len(self._lines) + self._joined:
@@ -136,7 +128,6 @@ class _Refusals:
 def _follow_sessions(
     reader: FileReader, list_them: Callable[[], list[Path]], refusals: _Refusals
 ) -> int:
-    """Read what comes to sessions, and new ones in the folders, until interrupted."""
     count = 0
     print_note("  following; end with Ctrl-C")
     with Stop() as stop:

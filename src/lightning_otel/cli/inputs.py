@@ -160,10 +160,7 @@ class FileReader:
             print_note(f"  {path}: nothing to take: a session without a conversation")
 
     def end_sessions(self) -> int:
-        """Keep what the ends of sessions complete; return how many spans that are.
-
-        Agents are last: another file may say which tool began one.
-        """
+        """Keep what the ends of sessions complete; return how many spans that are."""
         from lightning_otel.receivers.sessions import make_agents
 
         def read() -> "Iterator[Span]":
@@ -201,7 +198,6 @@ class FileReader:
         return lengths
 
     def _query(self, sql: str) -> Iterable[Mapping[str, Any]]:
-        """Return the rows of a store; none of one that is not there yet."""
         layout = self._opened.layout
         return self._opened.sql(sql) if layout is not None and layout.exists() else ()
 
@@ -215,7 +211,7 @@ class FileReader:
                 continue
             batch.append(span)
             values = span.attributes.values()
-            characters += sum(len(each) for each in values if isinstance(each, str))
+            characters += sum(len(value) for value in values if isinstance(value, str))
             if len(batch) >= _BATCH or characters >= _BATCH_CHARACTERS:
                 count += self._keep_batch(batch)
                 batch, characters = [], 0
@@ -241,28 +237,27 @@ class FileReader:
                 records = coding_agents.read_line(reader, text)
             else:
                 records = documents.decode_spans(text, self._is_recorded)
-            for each in records:
-                if not isinstance(each, Rejected):
-                    if self._is_changed(each):
+            for record in records:
+                if not isinstance(record, Rejected):
+                    if self._is_changed(record):
                         refuse("the score is another since it was imported; the first one stands")
                     else:
-                        yield each
-                elif each.is_known:
+                        yield record
+                elif record.is_known:
                     self.known += 1
                 else:
-                    refuse(each.reason)
+                    refuse(record.reason)
         except ReceiveError as exc:
             refuse(exc.what)
 
     def _is_changed(self, span: "Span") -> bool:
-        """Return whether a reward is in the store with another value."""
         if span.name != c.SPAN_ANNOTATION:
             return False
         if self._rewards is None:
             rows = self._query(_REWARDS)
             self._rewards = {(row["trace_id"], row["span_id"]): row["reward"] for row in rows}
-        known = self._rewards.get((span.trace_id, span.span_id))
-        return known not in (None, span.attributes.get(f"{c.REWARD_PREFIX}.0.value"))
+        former = self._rewards.get((span.trace_id, span.span_id))
+        return former not in (None, span.attributes.get(f"{c.REWARD_PREFIX}.0.value"))
 
     def _is_recorded(self, span: "Span") -> bool:
         if self._traces is None:
@@ -276,7 +271,7 @@ class FileReader:
 
 def _count_parts(span: "Span") -> int:
     answer = objects(parse_json(span.attributes.get(c.OUTPUT_MESSAGES)))
-    return sum(len(each["parts"]) for each in answer)
+    return sum(len(message["parts"]) for message in answer)
 
 
 def _is_quiet(path: Path) -> bool:
@@ -294,9 +289,9 @@ def open_session_file(path: Path, links: "Links") -> "tuple[SessionReader | None
     """Return a reader of a session file, None for another; and whether it is compressed."""
     from lightning_otel.receivers.coding_agents import open_session
 
-    beside = path.with_suffix(".meta.json")
+    metadata = path.with_suffix(".meta.json")
     try:
-        about = object_of(parse_json(beside.read_text()) if beside.is_file() else None)
+        about = object_of(parse_json(metadata.read_text()) if metadata.is_file() else None)
         with open_lines(path) as (lines, _):
             return open_session(lines, about, links), is_packed(path)
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, ReceiveError):

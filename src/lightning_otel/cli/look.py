@@ -57,22 +57,22 @@ _WIDTH = 80
     "--limit", type=COUNT, default=20, show_default=True,
     help="Number of rows.",
 )  # fmt: skip
-@click.option("--all", "every", is_flag=True, help="Print every row.")
+@click.option("--all", "is_all", is_flag=True, help="Print every row.")
 @filter_options(ATTEMPTS.filters)
 @format_option
 @store_option
 def ls(
-    what: Literal["rollouts", "traces"], limit: int, every: bool, form: Form | None,
-    store: str | None, **wanted: Any,
+    what: Literal["rollouts", "traces"], limit: int, is_all: bool, form: Form | None,
+    store: str | None, **filters: Any,
 ) -> None:  # fmt: skip
     """List rollouts or traces, the newest first."""
     from lightning_otel.dataset import Store
 
     view = ATTEMPTS if what == "rollouts" else TRACES
-    named = {name: value for name, value in wanted.items() if value is not None}
-    if unknown := named.keys() - view.filters.keys():
+    values = {name: value for name, value in filters.items() if value is not None}
+    if unknown := values.keys() - view.filters.keys():
         raise click.UsageError(f"{what} have no {min(unknown)}; leave out --{min(unknown)}")
-    rows, total, _ = view.read(Store(store), named, limit=None if every else limit)
+    rows, total, _ = view.read(Store(store), values, limit=None if is_all else limit)
     noun = what[:-1]
     if form is not None or not sys.stdout.isatty():
         print_rows(rows, view.columns, form=form, times=("start_ns", "end_ns"))
@@ -86,13 +86,13 @@ def ls(
             row["reward"] = None if row["reward"] is None else float(f"{row['reward']:.4g}")
         print_table(rows, _COLUMNS[what], _TEXT_COLUMNS)
     if not rows:
-        is_of_time = named.keys() <= {"since", "until"}
+        is_of_time = values.keys() <= {"since", "until"}
         print_note(
             f"no {what} {'of that time' if is_of_time else 'like that'}"
-            if named
+            if values
             else f"no {what} yet"
         )
-        suggest("ls" if named else "run -- python your_agent.py", store)
+        suggest("ls" if values else "run -- python your_agent.py", store)
         return
     if total > len(rows):
         print_note(f"{len(rows)} of {total} {what} · --all for the rest")
@@ -101,8 +101,8 @@ def ls(
 
 def _short_ids(ids: Sequence[str], shortest: int) -> dict[str, str]:
     """Return beginnings of ids that tell them apart, all of one length, to be typed again."""
-    length, wanted = shortest, len(set(ids))
-    while len({whole[:length] for whole in ids}) < wanted:
+    length, count = shortest, len(set(ids))
+    while len({whole[:length] for whole in ids}) < count:
         length += 1
     return {whole: whole[:length] for whole in ids}
 
@@ -115,64 +115,62 @@ def stats(form: Form | None, store: str | None) -> None:
     from lightning_otel.dataset import Store
     from lightning_otel.views.summary import store_stats
 
-    found = store_stats(Store(store))
-    rows = [{"name": name, "value": value} for name, value in _flatten_numbers(found)]
-    if print_data(form, rows, document=found):
+    stats_ = store_stats(Store(store))
+    rows = [{"name": name, "value": value} for name, value in _flatten_numbers(stats_)]
+    if print_data(form, rows, document=stats_):
         return
-    for name, value in _stats_lines(found):
+    for name, value in _stats_lines(stats_):
         click.echo(f"{name:<12} {printable(value)}")
-    if "accounting" not in found:
+    if "accounting" not in stats_:
         print_note("what was lost is counted where the spans are recorded")
     suggest("export triplets -o triplets.jsonl", store)
 
 
-def _flatten_numbers(found: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    """Yield every number with its path, such as ``funnel.calls``."""
-    for name, value in found.items():
+def _flatten_numbers(stats: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in stats.items():
         if isinstance(value, Mapping):
             yield from _flatten_numbers(value, f"{above}{name}.")
         else:
             yield f"{above}{name}", value
 
 
-def _stats_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    funnel = found["funnel"]
-    yield "store", found["store"]
+def _stats_lines(stats: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    funnel = stats["funnel"]
+    yield "store", stats["store"]
     yield "spans", f"{funnel['spans']} in {count_noun(funnel['rollouts'], 'rollout')}"
     for name in ("running", "incomplete"):
-        if found.get(name):
-            yield name, count_noun(found[name], "rollout")
+        if stats.get(name):
+            yield name, count_noun(stats[name], "rollout")
     yield "calls", funnel["calls"]
     yield "transitions", f"{funnel['transitions']}, {funnel['exact']} with exact token ids"
     for name, reasons in (("not exact", funnel["inexact"]), ("note", funnel["notes"])):
         yield from ((name, f"{count} × {reason}") for reason, count in reasons.items())
     yield "rewards", f"{funnel['rewards']}, {funnel['rewards_placed']} credited to a call"
     yield "rewarded", f"{funnel['rewarded']} of {count_noun(funnel['transitions'], 'transition')}"
-    if "accounting" in found:
-        yield from _kept_lines(found)
-    yield from (("left out", f"{count} × {reason}") for reason, count in found["left_out"].items())
+    if "accounting" in stats:
+        yield from _kept_lines(stats)
+    yield from (("left out", f"{count} × {reason}") for reason, count in stats["left_out"].items())
 
 
-def _kept_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Yield facts about a local store: its files, and the accounts of its spans."""
+def _kept_lines(stats: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     from lightning_otel.store.counts import Accounting
 
-    files = count_noun(found["files"], "file"), count_noun(found["segments"], "segment")
-    yield "on disk", ", ".join((*files, format_size(found["bytes"])))
-    if removed := found.get("removed"):
+    files = count_noun(stats["files"], "file"), count_noun(stats["segments"], "segment")
+    yield "on disk", ", ".join((*files, format_size(stats["bytes"])))
+    if removed := stats.get("removed"):
         yield "removed", format_leftover(**removed)
-    counts = {name: value for name, value in found["accounting"].items() if name != "missing"}
+    counts = {name: value for name, value in stats["accounting"].items() if name != "missing"}
     account = Accounting(**counts)
     yield "accounted", account.sentence()
     yield from (("not stored", f"{count} × {reason}") for reason, count in account.reasons())
     if account.slow_writes:
-        held = count_noun(account.slow_held, "span")
-        yield "disk hung", f"{account.slow_writes} ×, {held} waited in memory"
-    if found["missing"]:
-        count = count_noun(found["missing"], "span")
+        spans = count_noun(account.slow_held, "span")
+        yield "disk hung", f"{account.slow_writes} ×, {spans} waited in memory"
+    if stats["missing"]:
+        count = count_noun(stats["missing"], "span")
         yield "missing", f"{count} in damaged files; see: lightning-otel doctor"
-    if found["gone"]:
-        yield "gone", f"{count_noun(found['gone'], 'span')} with damaged files"
+    if stats["gone"]:
+        yield "gone", f"{count_noun(stats['gone'], 'span')} with damaged files"
 
 
 @click.command()
@@ -239,7 +237,7 @@ def run_query(
 @format_option
 @store_option
 def plot(
-    metrics: Sequence[str], output: str | None, form: Form | None, store: str | None, **asked: Any
+    metrics: Sequence[str], output: str | None, form: Form | None, store: str | None, **options: Any
 ) -> None:
     """Draw reward, success_rate, length, tokens, duration, or what training runs logged (loss).
 
@@ -249,8 +247,8 @@ def plot(
 
     if output is not None and form:
         raise click.UsageError("--output writes a picture and prints nothing; give it alone")
-    found = plot_training_metrics(store, metrics, output, **asked)
-    charts = [chart.as_json() for chart in found]
+    drawn = plot_training_metrics(store, metrics, output, **options)
+    charts = [chart.as_json() for chart in drawn]
     points = [
         {"metric": chart["metric"], "series": series["name"], **point}
         for chart in charts
@@ -262,11 +260,11 @@ def plot(
     if print_data(form, points, columns, document=charts, times=("start_ns",)):
         return
     if output is not None:
-        curves = f"{len(found)} curve{'' if len(found) == 1 else 's'}"
+        curves = f"{len(drawn)} curve{'' if len(drawn) == 1 else 's'}"
         print_note(f"{curves}, {len(points)} points → {output}")
         return
-    print_charts(found)
-    is_any = any(chart.series for chart in found)
+    print_charts(drawn)
+    is_any = any(chart.series for chart in drawn)
     suggest("show @last --findings" if is_any else "run -- python your_agent.py", store)
 
 

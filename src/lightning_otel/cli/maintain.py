@@ -46,22 +46,19 @@ _TIMES: Final = ("began_ns", "ended_ns")
 
 
 def settle_pending_feedback(opened: "Store") -> None:
-    """Give feedback that came before what it judges, as a server does all the time.
-
-    Where the state cannot be read that is said, and the command goes on: spans are no part of it.
-    """
+    """Give feedback that came before what it judges; an unreadable state is said, and no error."""
     try:
         # Without SQLAlchemy there is no state, and nothing can wait in it.
         from lightning_otel.rewards.pending import settle_pending
     except ConfigError:
         return
     try:
-        done = settle_pending(opened)
+        settled = settle_pending(opened)
     except StateError as exc:
         print_note(f"feedback that waits was not given: {exc}")
         return
-    if done.given:
-        print_note(f"{done.given} × feedback given that had waited for what it judges")
+    if settled.given:
+        print_note(f"{settled.given} × feedback given that had waited for what it judges")
 
 
 @click.command()
@@ -98,33 +95,32 @@ def compact(
         settle_pending_feedback(opened)
     with (
         progress_bar("merging", is_quiet=is_dry_run) as progress,
-        _tell_wait(is_quiet=no_wait or is_dry_run) as waiting,
+        _tell_wait(is_quiet=no_wait or is_dry_run) as tell_wait,
     ):
-        done = opened.compact(
+        result = opened.compact(
             older_than_s=older_than_s,
             max_bytes=max_bytes,
-            rollout_ids=[find_rollout_id(opened, each) for each in rollouts],
+            rollout_ids=[find_rollout_id(opened, prefix) for prefix in rollouts],
             is_dry_run=is_dry_run,
             wait_s=0 if no_wait else _WAIT_S,
             progress=progress,
-            waiting=waiting,
+            waiting=tell_wait,
         )
-    if done.deleted and not is_dry_run:
-        done = replace(done, queued=_delete_tasks(opened, done.deleted))
-    code = int(done.is_text_left and not is_dry_run)
+    if result.deleted and not is_dry_run:
+        result = replace(result, queued=_delete_tasks(opened, result.deleted))
+    code = int(result.is_text_left and not is_dry_run)
     if as_json:
-        print_json(_describe_compaction(done, is_dry_run=is_dry_run))
+        print_json(_describe_compaction(result, is_dry_run=is_dry_run))
         return code
-    for line in _word_compaction(done, is_dry_run=is_dry_run):
+    for line in _word_compaction(result, is_dry_run=is_dry_run):
         print_line(line)
-    if is_dry_run and max_size is not None and done.segments:
+    if is_dry_run and max_size is not None and result.segments:
         print_note("segments shrink when they are settled: less may go to make room than this says")
     suggest("stats", store)
     return code
 
 
 def _delete_tasks(opened: "Store", rollout_ids: Sequence[str]) -> int:
-    """Delete the tasks of rollouts from the queue beside a store; return how many stay."""
     try:
         # Without SQLAlchemy there is no queue.
         from lightning_otel.state import State
@@ -137,57 +133,55 @@ def _delete_tasks(opened: "Store", rollout_ids: Sequence[str]) -> int:
 
 
 def _parse(text: str | None, read: Callable[[str], Any], fault: str) -> Any:
-    found = None if text is None else read(text)
-    if text is not None and found is None:
+    value = None if text is None else read(text)
+    if text is not None and value is None:
         raise ConfigError(f"{text!r} {fault}")
-    return found
+    return value
 
 
-def _word_compaction(done: "CompactResult", *, is_dry_run: bool) -> Iterator[str]:
+def _word_compaction(result: "CompactResult", *, is_dry_run: bool) -> Iterator[str]:
     from lightning_otel.store.counts import REASONS
 
     would = "would be " if is_dry_run else ""
-    if done.segments:
-        yield f"settled    {count_noun(done.segments, 'segment')} {would}settled first"
-    for reason, each in done.dropped.items():
+    if result.segments:
+        yield f"settled    {count_noun(result.segments, 'segment')} {would}settled first"
+    for reason, number in result.dropped.items():
         yield (
-            f"dropped    {count_noun(each.rollouts, 'rollout')} with "
-            f"{count_noun(each.spans, 'span')} {would}dropped: {REASONS[reason]}"
+            f"dropped    {count_noun(number.rollouts, 'rollout')} with "
+            f"{count_noun(number.spans, 'span')} {would}dropped: {REASONS[reason]}"
         )
-    for reason, count in done.rejected.items():
+    for reason, count in result.rejected.items():
         yield f"left out   {count_noun(count, 'span')}: {REASONS[reason]}"
-    if done.unlinked:
-        yield f"unlinked   {count_noun(done.unlinked, 'file')} {would}dropped whole"
-    if done.merged:
-        yield f"merged     {count_noun(done.merged, 'file')} {would}merged into {done.made}"
-    if done.left:
-        yield f"left       {count_noun(done.left, 'file')}: too wide for the memory allowed"
-    if done.segments_open:
-        segments = count_noun(done.segments_open, "segment")
+    if result.unlinked:
+        yield f"unlinked   {count_noun(result.unlinked, 'file')} {would}dropped whole"
+    if result.merged:
+        yield f"merged     {count_noun(result.merged, 'file')} {would}merged into {result.made}"
+    if result.left:
+        yield f"left       {count_noun(result.left, 'file')}: too wide for the memory allowed"
+    if result.segments_open:
+        segments = count_noun(result.segments_open, "segment")
         yield f"open       {segments} {would}closed by the process that writes, with its next span"
-    if not any((done.segments, done.dropped, done.unlinked, done.merged, done.left,
-                done.segments_open)):  # fmt: skip
+    if not any((result.segments, result.dropped, result.unlinked, result.merged, result.left,
+                result.segments_open)):  # fmt: skip
         yield "nothing to do: the files are packed, and everything is kept"
-    after = (
-        "; nothing was changed" if is_dry_run else f" before, {format_size(done.bytes_after)} after"
-    )
-    yield f"on disk    {format_size(done.bytes_before)}{after}"
+    size = format_size(result.bytes_after)
+    after = "; nothing was changed" if is_dry_run else f" before, {size} after"
+    yield f"on disk    {format_size(result.bytes_before)}{after}"
     if is_dry_run:
         return
-    if done.queued:
+    if result.queued:
         yield (
-            f"queued     {count_noun(done.queued, 'task')} waits or runs in the queue, and stays; "
-            "to have it gone: lightning-otel queue cancel ID, and compact again"
+            f"queued     {count_noun(result.queued, 'task')} waits or runs in the queue, and "
+            "stays; to have it gone: lightning-otel queue cancel ID, and compact again"
         )
-    yield from _word_rest(done.open_spans, done.aside)
-    if done.bytes_waiting:
-        yield _word_waiting(done)
-    if done.deleted and not done.is_text_left:
+    yield from _word_rest(result.open_spans, result.aside)
+    if result.bytes_waiting:
+        yield _word_waiting(result)
+    if result.deleted and not result.is_text_left:
         yield _GONE
 
 
 def _word_rest(spans: int, parts: int) -> Iterator[str]:
-    """Word what could not be reached, why, and until when."""
     if spans:
         yield (
             f"not yet    {count_noun(spans, 'span')} that a living process holds open, or in the "
@@ -200,34 +194,34 @@ def _word_rest(spans: int, parts: int) -> Iterator[str]:
         )
 
 
-def _word_waiting(done: "CompactResult | RedactResult") -> str:
-    return f"waiting    {format_leftover(done.bytes_waiting, done.waiting_s)}"
+def _word_waiting(result: "CompactResult | RedactResult") -> str:
+    return f"waiting    {format_leftover(result.bytes_waiting, result.waiting_s)}"
 
 
-def _describe_compaction(done: "CompactResult", *, is_dry_run: bool) -> Mapping[str, Any]:
+def _describe_compaction(result: "CompactResult", *, is_dry_run: bool) -> Mapping[str, Any]:
     return {
         "dry_run": is_dry_run,
-        "segments": done.segments,
-        "files_merged": done.merged,
-        "files_made": done.made,
-        "files_unlinked": done.unlinked,
-        "files_left": done.left,
+        "segments": result.segments,
+        "files_merged": result.merged,
+        "files_made": result.made,
+        "files_unlinked": result.unlinked,
+        "files_left": result.left,
         "dropped": {
-            reason.removeprefix("dropped."): {"rollouts": each.rollouts, "spans": each.spans}
-            for reason, each in done.dropped.items()
+            reason.removeprefix("dropped."): {"rollouts": count.rollouts, "spans": count.spans}
+            for reason, count in result.dropped.items()
         },
         "rejected": {
-            reason.removeprefix("rejected."): count for reason, count in done.rejected.items()
+            reason.removeprefix("rejected."): count for reason, count in result.rejected.items()
         },
-        "bytes_before": done.bytes_before,
-        "bytes_after": None if is_dry_run else done.bytes_after,
-        "segments_open": done.segments_open,
-        "open_spans": done.open_spans,
-        "aside": done.aside,
-        "queued": done.queued,
-        "is_gone": bool(done.deleted) and not (is_dry_run or done.is_text_left),
-        "bytes_waiting": done.bytes_waiting,
-        "waiting_s": done.waiting_s,
+        "bytes_before": result.bytes_before,
+        "bytes_after": None if is_dry_run else result.bytes_after,
+        "segments_open": result.segments_open,
+        "open_spans": result.open_spans,
+        "aside": result.aside,
+        "queued": result.queued,
+        "is_gone": bool(result.deleted) and not (is_dry_run or result.is_text_left),
+        "bytes_waiting": result.bytes_waiting,
+        "waiting_s": result.waiting_s,
     }
 
 
@@ -274,49 +268,49 @@ def redact(
         if not foretold.spans and not foretold.open_spans:
             return 0
         click.confirm("Mask it? It cannot be had back", err=True, abort=True)
-    with progress_bar("reading") as progress, _tell_wait(is_quiet=no_wait or is_dry_run) as waiting:
-        done = opened.redact(
+    with progress_bar("reading") as progress, _tell_wait(is_quiet=no_wait or is_dry_run) as tell:
+        result = opened.redact(
             **rules,
             is_dry_run=is_dry_run,
             wait_s=0 if no_wait else _WAIT_S,
             progress=progress,
-            waiting=waiting,
+            waiting=tell,
         )
-    row = {**asdict(done), "dry_run": is_dry_run}
+    row = {**asdict(result), "dry_run": is_dry_run}
     if not print_data(form, [row], document=row):
-        for line in _word_redaction(done, is_dry_run=is_dry_run):
+        for line in _word_redaction(result, is_dry_run=is_dry_run):
             print_line(line)
     if is_dry_run:
         return 0
     suggest("redact --list", store)
-    return int(bool(done.open_spans or done.left or done.aside or not done.is_gone))
+    return int(bool(result.open_spans or result.left or result.aside or not result.is_gone))
 
 
-def _word_redaction(done: "RedactResult", *, is_dry_run: bool) -> Iterator[str]:
+def _word_redaction(result: "RedactResult", *, is_dry_run: bool) -> Iterator[str]:
     would = "would be " if is_dry_run else ""
     yield (
-        f"redacted   {count_noun(done.spans, 'span')} of {count_noun(done.rollouts, 'rollout')} "
-        f"{would}changed"
+        f"redacted   {count_noun(result.spans, 'span')} of "
+        f"{count_noun(result.rollouts, 'rollout')} {would}changed"
     )
-    for reason, count in sorted(done.values.items()):
+    for reason, count in sorted(result.values.items()):
         yield f"values     {count} {_REASONS.get(reason, reason)}"
-    if done.files:
-        yield f"files      {count_noun(done.files, 'file')} written anew"
-    if done.in_ids:
+    if result.files:
+        yield f"files      {count_noun(result.files, 'file')} written anew"
+    if result.in_ids:
         yield (
-            f"in ids     {done.in_ids} × an id holds it, and stays: it tells what belongs "
+            f"in ids     {result.in_ids} × an id holds it, and stays: it tells what belongs "
             "together; to have the rollout gone: compact --rollout ID"
         )
-    yield from _word_rest(done.open_spans, done.aside)
-    if done.left:
-        yield f"left       {count_noun(done.left, 'file')}: too wide for the memory allowed"
-    if done.published:
-        yield f"elsewhere  {count_noun(done.published, 'span')} may stand in a lake as they were"
+    yield from _word_rest(result.open_spans, result.aside)
+    if result.left:
+        yield f"left       {count_noun(result.left, 'file')}: too wide for the memory allowed"
+    if result.published:
+        yield f"elsewhere  {count_noun(result.published, 'span')} may stand in a lake as they were"
     if is_dry_run:
         yield "nothing was changed"
-    elif not done.is_gone:
-        yield _word_waiting(done)
-    elif not (done.open_spans or done.left or done.aside):
+    elif not result.is_gone:
+        yield _word_waiting(result)
+    elif not (result.open_spans or result.left or result.aside):
         yield _GONE
 
 
@@ -328,17 +322,17 @@ def _list_redactions(opened: "Store", form: Form | None) -> None:
     opened.layout.require()
     with suppress(StoreDamagedError):  # the records are a file of their own
         opened.layout.read_manifest()
-    found = read_redactions(opened.layout)
-    names = list(dict.fromkeys(name for each in found for name in each))
+    redactions = read_redactions(opened.layout)
+    names = list(dict.fromkeys(name for redaction in redactions for name in redaction))
     rows = []
-    for each in found:
-        rules = [f"{each['patterns']} × pattern"] if each["patterns"] else []
-        rules += [*(f"key {key}" for key in each["keys"]), *["secrets"] * bool(each["secrets"])]
-        state = "done" if "ended_ns" in each else "broken off: do it again"
-        rows.append({**each, "rules": ", ".join(rules) or "all that was said", "state": state})
-    if not print_data(form, found, names, times=_TIMES) and found:
+    for row in redactions:
+        rules = [f"{row['patterns']} × pattern"] if row["patterns"] else []
+        rules += [*(f"key {key}" for key in row["keys"]), *["secrets"] * bool(row["secrets"])]
+        state = "done" if "ended_ns" in row else "broken off: do it again"
+        rows.append({**row, "rules": ", ".join(rules) or "all that was said", "state": state})
+    if not print_data(form, redactions, names, times=_TIMES) and redactions:
         print_rows(rows, _COLUMNS, times=_TIMES)
-    if not found:
+    if not redactions:
         print_note("nothing was redacted here")
 
 

@@ -126,21 +126,23 @@ def _make_server(place: str) -> Any:
         """Offer a function as a tool, with its answer bounded and its errors in words."""
 
         @functools.wraps(function)
-        def call(**given: Any) -> str:
+        def call(**arguments: Any) -> str:
             try:
-                for name, value in given.items():
+                for name, value in arguments.items():
                     texts = value if isinstance(value, list) else [value]
                     if any(isinstance(text, str) and _HALF in text for text in texts):
                         raise ConfigError(f"{name} holds half a character; send whole ones")
-                found = function(**given)
+                answer = function(**arguments)
             except (LightningOtelError, OSError) as exc:
                 text = visible(f"{type(exc).__name__}: {exc}")
                 raise errors.ToolError(_cut_text(text, 2_000)) from exc
-            return _answer(found, given.get("offset", 0), given.get("max_bytes", _DEFAULT))
+            return _answer(answer, arguments.get("offset", 0), arguments.get("max_bytes", _DEFAULT))
 
         name = function.__name__.removesuffix("_")
-        made = tool_kind.from_function(call, name, annotations=hints, structured_output=False)
-        tools.append(_close_schema(made))
+        tool_object = tool_kind.from_function(
+            call, name, annotations=hints, structured_output=False
+        )
+        tools.append(_close_schema(tool_object))
 
     def sql(query: str, offset: int = 0, max_bytes: int = _DEFAULT) -> _Found:
         """Run one read-only statement (DuckDB) over spans, calls, rewards and rollouts."""
@@ -157,21 +159,21 @@ def _make_server(place: str) -> Any:
     ) -> _Found:  # fmt: skip
         """List rollouts or traces, the newest first."""
         view = {"rollouts": ATTEMPTS, "traces": TRACES}[noun]
-        wanted = {
+        values = {
             name: instant_ns(value, name) if name in WHEN else value
             for name, value in filters.items()
             if value is not None
         }
-        if unknown := wanted.keys() - view.filters.keys():
+        if unknown := values.keys() - view.filters.keys():
             raise ConfigError(f"{noun} have no filter {min(unknown)}; leave it out")
-        found = view.read(
+        listing = view.read(
             Store(place),
-            wanted,
+            values,
             limit=min(max(0, limit), _MOST_ROWS),
             offset=min(max(0, offset), _MOST_ROWS),
         )
-        rows = [{name: row.get(name) for name in view.columns} for row in found.rows]
-        return _Found(rows, {"total": found.total}, total=found.total)
+        rows = [{name: row.get(name) for name in view.columns} for row in listing.rows]
+        return _Found(rows, {"total": listing.total}, total=listing.total)
 
     @_add_filters(TRANSITIONS)
     def transitions(offset: int = 0, max_bytes: int = _DEFAULT, **options: Any) -> _Found:
@@ -193,20 +195,20 @@ def _make_server(place: str) -> Any:
 
     def analyze(rollout: str, offset: int = 0, max_bytes: int = _DEFAULT) -> _Found:
         """Say of one rollout what happened, step by step, and what stands out (findings)."""
-        beside = analyze_episode(rollout, place).as_json()
-        return _Found(beside.pop("steps"), beside)
+        document = analyze_episode(rollout, place).as_json()
+        return _Found(document.pop("steps"), document)
 
     def diff(a: str, b: str, offset: int = 0, max_bytes: int = _DEFAULT) -> _Found:
         """Compare two rollouts or traces by id, or two versions such as prompt@1 and prompt@2."""
-        beside = diff_document(place, a, b)
-        return _Found(beside.pop("said" if "said" in beside else "diff"), beside)
+        document = diff_document(place, a, b)
+        return _Found(document.pop("said" if "said" in document else "diff"), document)
 
     def stats(max_bytes: int = _DEFAULT) -> _Found:
         """Count what was kept, from spans to transitions, and what was lost or left out."""
         return _Found((), store_stats(Store(place)))
 
-    for each in (sql, list_, transitions, show, analyze, diff, stats):
-        tool(each)
+    for operation in (sql, list_, transitions, show, analyze, diff, stats):
+        tool(operation)
     return kind("lightning-otel", instructions=_INSTRUCTIONS, log_level="WARNING", tools=tools)
 
 
@@ -262,35 +264,35 @@ def _import_server() -> tuple[Any, Any, Any]:
     )
 
 
-def _answer(found: _Found, offset: int, max_bytes: int) -> str:
+def _answer(page: _Found, offset: int, max_bytes: int) -> str:
     """Return as many rows as fit, as JSON, and how to get the rest."""
     most, offset = min(max(max_bytes, _LEAST), _MOST), max(0, offset)
-    rows = list(found.rows)[0 if found.total is not None else offset :]
-    total = offset + len(rows) if found.total is None else found.total
-    beside, rows = to_json_value(found.beside), to_json_value(rows)
+    rows = list(page.rows)[0 if page.total is not None else offset :]
+    total = offset + len(rows) if page.total is None else page.total
+    document, rows = to_json_value(page.beside), to_json_value(rows)
     budget = most - 400  # for the words around them
     for longest in (budget // 4, budget // 20, budget // 100, _SHORTEST):
-        head = _shorten(beside, longest)
-        kept, left = [], budget - _size(head)
+        head = _shorten(document, longest)
+        fitting, budget_left = [], budget - _size(head)
         for row in rows:
             short = _shorten(row, longest)
-            if (left := left - _size(short) - 2) < 0:
+            if (budget_left := budget_left - _size(short) - 2) < 0:
                 break
-            kept.append(short)
-        if left >= 0 or (kept and (_size(head) < budget // 2 or longest == _SHORTEST)):
+            fitting.append(short)
+        if budget_left >= 0 or (fitting and (_size(head) < budget // 2 or longest == _SHORTEST)):
             break
     else:
-        head, kept = {"text": _cut_text(json_text([beside, *rows[:1]]), budget // 6)}, []
-    recorded = {**head, "rows": kept} if rows else head
+        head, fitting = {"text": _cut_text(json_text([document, *rows[:1]]), budget // 6)}, []
+    recorded = {**head, "rows": fitting} if rows else head
     answer: dict[str, Any] = {"notice": _NOTICE, "recorded": recorded}
-    end = offset + len(kept)
+    end = offset + len(fitting)
     if end < total:
         answer["rest"] = f"rows {offset} to {end - 1} of {total}; the next: offset={end}"
-        if not kept:
+        if not fitting:
             answer["rest"] = f"no row of {total} fits; give max_bytes up to {_MOST}"
-    if found.cut:
-        answer["cut"] = f"the statement gave more {found.cut} than fit; add WHERE or LIMIT"
-    if head != beside or kept != rows[: len(kept)]:
+    if page.cut:
+        answer["cut"] = f"the statement gave more {page.cut} than fit; add WHERE or LIMIT"
+    if head != document or fitting != rows[: len(fitting)]:
         answer["shortened"] = (
             f"texts and lists that end with … (+N); give max_bytes up to {_MOST}, or read a text "
             "in parts with sql: substr(column, 1, 4000)"
@@ -307,7 +309,6 @@ def _cut_text(text: str, longest: int) -> str:
 
 
 def _shorten(value: Any, longest: int, depth: int = 0) -> Any:
-    """Return a JSON value with texts and collections that are no longer than that."""
     if isinstance(value, str):
         return _cut_text(value, longest)
     if isinstance(value, dict | list) and depth == _DEEPEST:
@@ -319,6 +320,6 @@ def _shorten(value: Any, longest: int, depth: int = 0) -> Any:
         }
         return short if len(value) <= longest else {**short, "…": f"(+{len(value) - longest})"}
     if isinstance(value, list):
-        items = [_shorten(each, longest, depth + 1) for each in value[:longest]]
+        items = [_shorten(item, longest, depth + 1) for item in value[:longest]]
         return items if len(value) <= longest else [*items, f"… (+{len(value) - longest})"]
     return value

@@ -83,7 +83,6 @@ class _StoredName(click.ParamType):  # type: ignore[type-arg]  # older versions 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return names that begin so; none where there is no store, or it cannot be read."""
         from lightning_otel.dataset import Store
         from lightning_otel.errors import LightningOtelError
 
@@ -96,8 +95,8 @@ class _StoredName(click.ParamType):  # type: ignore[type-arg]  # older versions 
             names = list(self._words)
         # A shell puts them into the line as they are: what it would take for more than a word is
         # not offered, as agents and ids are named by whoever was recorded.
-        found = [each for each in names if each.startswith(incomplete) and _WORD.fullmatch(each)]
-        return [CompletionItem(each) for each in found[:_MOST_COMPLETED]]
+        matches = [name for name in names if name.startswith(incomplete) and _WORD.fullmatch(name)]
+        return [CompletionItem(match) for match in matches[:_MOST_COMPLETED]]
 
 
 ID: Final = _StoredName(
@@ -144,7 +143,7 @@ class Stop:
         return self._is_set
 
     def __enter__(self) -> Self:
-        self._before = {each: signal.signal(each, self._stop_on_signal) for each in _ENDING}
+        self._before = {number: signal.signal(number, self._stop_on_signal) for number in _ENDING}
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -192,7 +191,7 @@ def find_rollout_id(opened: "Store", target: str) -> str: ...
 @overload
 def find_rollout_id(opened: "Store", target: str | None) -> str | None: ...
 def find_rollout_id(opened: "Store", target: str | None) -> str | None:
-    """The rollout that an id, the beginning of one or ``@last`` stands for; None if none is named.
+    """Return the rollout that an id, its beginning or ``@last`` stands for; None if none is named.
 
     Raises:
         NotFoundError: Nothing has such an id, or several have.
@@ -202,28 +201,27 @@ def find_rollout_id(opened: "Store", target: str | None) -> str | None:
     return opened.rollout_of(*opened.find(target))
 
 
-def load_named(named: str, noun: Literal["function", "agent"] = "function") -> Any:
+def load_named(reference: str, noun: Literal["function", "agent"] = "function") -> Any:
     """Return the function or agent that ``FILE.py:NAME`` or ``MODULE:NAME`` names.
 
-    Its folder, or the working one, stays first on ``sys.path``: what it imports may stand there,
-    and processes that it starts import it again.
+    Its folder, or the working one, stays first on ``sys.path``, also for processes that it starts.
 
     Raises:
         ConfigError: There is none, or what it stands in cannot be loaded.
     """
-    place, _, name = named.rpartition(":")
+    place, _, name = reference.rpartition(":")
     if not place or not name:
-        raise ConfigError(f"{named!r} names no {noun}; write it as MODULE:NAME or FILE.py:NAME")
+        raise ConfigError(f"{reference!r} names no {noun}; write it as MODULE:NAME or FILE.py:NAME")
     try:
         module = _load_module(place)
     except ConfigError:  # says itself what to do
         raise
     except Exception as exc:  # somebody else's code may raise anything
         raise ConfigError(
-            f"cannot load {named!r}: {type(exc).__name__}: {exc}; does {place} run by itself?"
+            f"cannot load {reference!r}: {type(exc).__name__}: {exc}; does {place} run by itself?"
         ) from exc
-    found: Any = getattr(module, name, None)
-    if found is None or (noun == "function" and not callable(found)):
+    member: Any = getattr(module, name, None)
+    if member is None or (noun == "function" and not callable(member)):
         functions = sorted(
             key
             for key, value in vars(module).items()
@@ -232,7 +230,7 @@ def load_named(named: str, noun: Literal["function", "agent"] = "function") -> A
         raise ConfigError(
             f"there is no {noun} {name!r} in {place}; there are: {', '.join(functions) or 'none'}"
         )
-    return found
+    return member
 
 
 def _load_module(place: str) -> Any:

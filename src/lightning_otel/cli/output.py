@@ -62,7 +62,7 @@ def json_text(value: object, indent: int | None = None) -> str:
     """A value as JSON in which nothing but the indentation is beyond the printable characters."""
     text = json.dumps(to_json_value(value), ensure_ascii=False, indent=indent)
     return UNSAFE.sub(
-        lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text
+        lambda match: match[0] if match[0] == "\n" else f"\\u{ord(match[0]):04x}", text
     )
 
 
@@ -78,7 +78,7 @@ def print_rows(
     form: "Form | None" = None,
     times: Collection[str] = (),
 ) -> None:
-    """Rows on stdout: a table on a terminal, tab-separated lines in a pipe, or as asked for.
+    """Print rows: a table on a terminal, tab-separated lines in a pipe, or as asked for.
 
     Args:
         rows: Values by column.
@@ -88,21 +88,21 @@ def print_rows(
             8601 in UTC under the name without its unit.
     """
     if form in ("json", "jsonl"):
-        found = [{name: row.get(name) for name in columns} for row in rows]
+        records = [{name: row.get(name) for name in columns} for row in rows]
         if form == "json":
-            print_json(found)
+            print_json(records)
             return
-        for item in found:
+        for item in records:
             click.echo(json_text(item))
         return
     names = {name: name.removesuffix("_ns") if name in times else name for name in columns}
     if times:
         rows = [
             {
-                said: utc_text(row[name])
-                if said != name and row.get(name) is not None
+                title: utc_text(row[name])
+                if title != name and row.get(name) is not None
                 else row.get(name)
-                for name, said in names.items()
+                for name, title in names.items()
             }
             for row in rows
         ]
@@ -171,7 +171,7 @@ def line_printer(*, is_cut: bool = True) -> Callable[[Iterable[tuple[str, str]]]
 
 
 def _print_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """As RFC 4180 has it, but for the ends of lines; what is no plain value stands as JSON."""
+    """Print as RFC 4180 has it, but for line ends; what is no plain value stands as JSON."""
     import csv
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
@@ -184,7 +184,7 @@ def _format_cell(value: object) -> str:
     if isinstance(value, (Mapping, list, tuple)):
         return json_text(value)
     text = "" if value is None else str(to_json_value(value))
-    return UNSAFE.sub(lambda found: found[0] if found[0] in "\n\t" else "�", text)
+    return UNSAFE.sub(lambda match: match[0] if match[0] in "\n\t" else "�", text)
 
 
 def print_table(
@@ -213,10 +213,10 @@ def print_table(
 
 
 def _is_number(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
-    found = [row.get(name) for row in rows]
-    return any(value is not None for value in found) and all(
+    values = [row.get(name) for row in rows]
+    return any(value is not None for value in values) and all(
         value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
-        for value in found
+        for value in values
     )
 
 
@@ -230,7 +230,6 @@ def _fits_terminal(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) ->
 
 
 def _print_records(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """A line a value, for rows too wide for the terminal; the values are whole."""
     indent = max(len(name) for name in columns)
     for number, row in enumerate(rows, 1):
         click.echo(f"── {number} of {len(rows)}")
@@ -261,7 +260,7 @@ def progress_bar(
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda count, total: bar.update(task, completed=count, total=total)
 
 
 @contextmanager
@@ -272,12 +271,12 @@ def show_facts_bar() -> Iterator[None]:
     with ExitStack() as bar:
 
         def show(record: logging.LogRecord) -> bool:
-            done, total = (number for number in record.args or () if isinstance(number, int))
+            count, total = (number for number in record.args or () if isinstance(number, int))
             if not advances and time.monotonic() - began_s > _PATIENCE_S:
                 advances.append(bar.enter_context(progress_bar("facts")))
             for advance in filter(None, advances):
-                advance(done, total)
-            if done >= total:
+                advance(count, total)
+            if count >= total:
                 bar.close()
                 advances.clear()
             return False
@@ -293,8 +292,8 @@ def show_facts_bar() -> Iterator[None]:
 
 def format_leftover(size_bytes: int, wait_s: float) -> str:
     """Word the size of replaced files that are on the disk yet, and until when."""
-    rest = f"for {math.ceil(wait_s)} s more, as readers may have them open"
-    until = rest if wait_s else "until the next compact"
+    remainder = f"for {math.ceil(wait_s)} s more, as readers may have them open"
+    until = remainder if wait_s else "until the next compact"
     return f"{format_size(size_bytes)} of old files on disk, {until}"
 
 
@@ -302,23 +301,23 @@ def suggest(command: str, store: str | None) -> None:
     """Name the command a person may want next, in the same store."""
     from lightning_otel import config
 
-    named = "" if store in (None, config.STORE.read()) else f" --store {shlex.quote(str(store))}"
+    option = "" if store in (None, config.STORE.read()) else f" --store {shlex.quote(str(store))}"
     # A password or token in a URL is not repeated: terminals are logged and pasted.
-    print_note(re.sub(r"(://)[^/@\s']*@", r"\1…@", f"→ {program_command()} {command}{named}"))
+    print_note(re.sub(r"(://)[^/@\s']*@", r"\1…@", f"→ {program_command()} {command}{option}"))
 
 
 def program_command() -> str:
     """Return the command that calls us at this terminal: an environment may not be activated."""
     if which("lightning-otel"):
         return "lightning-otel"
-    beside = Path(sys.executable).with_name("lightning-otel")
-    if not beside.exists():
+    script = Path(sys.executable).with_name("lightning-otel")
+    if not script.exists():
         return f"{shlex.quote(sys.executable)} -m lightning_otel"
     try:
-        near = os.path.relpath(beside)
+        relative = os.path.relpath(script)
     except FileNotFoundError:  # the working directory is gone
-        near = str(beside)
-    return shlex.quote(near if len(near) < len(str(beside)) else str(beside))
+        relative = str(script)
+    return shlex.quote(relative if len(relative) < len(str(script)) else str(script))
 
 
 def format_ns(duration_ns: int) -> str:

@@ -27,7 +27,6 @@ class ProgramError(LightningOtelError):
     """The program could not be started."""
 
     def __init__(self, message: str, code: int) -> None:
-        """Say what is wrong with the program."""
         super().__init__(message)
         self.code = code
 
@@ -38,19 +37,19 @@ def find_program(command: Sequence[str]) -> list[str]:
     Raises:
         ProgramError: There is no such program.
     """
-    name, *rest = command
+    name, *arguments = command
     if name in ("python", "python3"):
-        return [sys.executable, *rest]
+        return [sys.executable, *arguments]
     if name.endswith(".py") and Path(name).is_file():
         if _is_script(Path(name)):
-            return [os.path.abspath(name), *rest]
-        return [sys.executable, name, *rest]
-    beside = str(Path(sys.executable).parent)
-    found = shutil.which(name) or shutil.which(name, path=beside)
-    if found is None:
+            return [os.path.abspath(name), *arguments]
+        return [sys.executable, name, *arguments]
+    folder = str(Path(sys.executable).parent)
+    path = shutil.which(name) or shutil.which(name, path=folder)
+    if path is None:
         what = f"no file {name!r}" if name.endswith(".py") else f"no program {name!r} on the PATH"
         raise ProgramError(f"{what}; lightning-otel run -- python your_agent.py", _NOT_FOUND)
-    return [found, *rest]
+    return [path, *arguments]
 
 
 def _is_script(path: Path) -> bool:
@@ -89,7 +88,7 @@ def child_environment(
     transforms and switches. The ``sitecustomize`` of the folder ``startup`` switches tracing on.
     Where not all children are to be recorded, one variable holds all others, for it to take away.
     """
-    named = ",".join((*config.TRANSFORMS.read(), *transforms))
+    transform_names = ",".join((*config.TRANSFORMS.read(), *transforms))
     is_on = {
         config.RETOKENIZATION_FIX: enable_retokenization_fix,
         config.APPLY: apply,
@@ -99,7 +98,7 @@ def child_environment(
     settings = {
         **config.handed_settings(),
         **({config.RUN_AGENT.name: agent} if agent else {}),
-        **({config.TRANSFORMS.name: named} if named else {}),
+        **({config.TRANSFORMS.name: transform_names} if transform_names else {}),
         **{setting.name: "1" for setting, is_wanted in is_on.items() if is_wanted},
         config.STORE.name: store,
         config.RUN.name: "1",
@@ -135,10 +134,10 @@ def run_child(program: Sequence[str], environment: Mapping[str, str] | None) -> 
 
     # What is ignored stays ignored, for us and for the child, as under nohup. A handler set before
     # the start is the default again in the child.
-    known = [
+    handlers = [
         number for number in _HANDED_ON if signal.getsignal(number) not in (signal.SIG_IGN, None)
     ]
-    previous = {number: signal.signal(number, hand_on) for number in known}
+    previous = {number: signal.signal(number, hand_on) for number in handlers}
     try:
         try:
             child = subprocess.Popen(program, env=environment)
@@ -156,13 +155,9 @@ def run_child(program: Sequence[str], environment: Mapping[str, str] | None) -> 
 
 
 def take_unrecorded(notes: Path) -> list[str]:
-    """Return what is to be said of processes that could not record, and remove their notes.
-
-    Each noted itself as it started, and the library that it imported and that would be recorded;
-    others note the addresses that seem to ask a model in no dialect that is known.
-    """
+    """Return what is to be said of processes that could not record, and remove their notes."""
     counts: Counter[str] = Counter()
-    asked: Counter[str] = Counter()
+    addresses: Counter[str] = Counter()
     libraries: dict[str, set[str]] = {}
     try:
         lines = notes.read_text(errors="replace").splitlines()
@@ -172,22 +167,22 @@ def take_unrecorded(notes: Path) -> list[str]:
     for line in lines:
         library, _, python = line.partition("\t")
         if python.startswith("\t"):
-            asked[f"{library} asked {python[1:]}"] += 1
+            addresses[f"{library} asked {python[1:]}"] += 1
             continue
         counts[python] += not library
         libraries.setdefault(python, set()).update({library} - {""})
-    said = []
+    messages = []
     for python, count in counts.items():
-        known = ", ".join(sorted(libraries[python]))
-        warning, imported = ("warning: ", f", which imported {known}") if known else ("", "")
+        names = ", ".join(sorted(libraries[python]))
+        warning, imported = ("warning: ", f", which imported {names}") if names else ("", "")
         noun = "1 process" if count < 2 else f"{count:,} processes"
-        said.append(
+        messages.append(
             f"  {warning}not recorded: {noun} of {python}, without lightning-otel{imported}"
         )
-    for request, count in asked.most_common(_MOST_ADDRESSES):
+    for request, count in addresses.most_common(_MOST_ADDRESSES):
         times = "once" if count < 2 else f"{count:,} times"
-        said.append(f"  warning: not recorded: {request} {times}, a path of no known dialect")
-    return said
+        messages.append(f"  warning: not recorded: {request} {times}, a path of no known dialect")
+    return messages
 
 
 def shell_exit_code(return_code: int) -> int:

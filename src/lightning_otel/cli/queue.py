@@ -56,9 +56,9 @@ def queue(ctx: click.Context, form: Form | None, store: str | None) -> None:
         print_json({"is_paused": opened.is_paused, "modes": modes, "reasons": reasons})
         return
     print_rows(rows, columns, form=form)
-    for each in reasons:
-        attempts = count_noun(int(str(each["attempts"])), "attempt")
-        print_note(f"{attempts} {each['status']}: {each['reason']}")
+    for line in reasons:
+        attempts = count_noun(int(str(line["attempts"])), "attempt")
+        print_note(f"{attempts} {line['status']}: {line['reason']}")
     if opened.is_paused:
         print_note("paused: no rollout is started")
     suggest("queue resume" if opened.is_paused else "queue ls", store)
@@ -79,11 +79,12 @@ def list_rollouts(
     form: Form | None,
 ) -> None:
     """List rollouts, the newest first."""
-    found = _open_queue(store).rollouts(status, mode)[::-1]
-    rows = [{name: getattr(each, name) for name in (*_COLUMNS, *_MORE)} for each in found[:limit]]
+    rollouts = _open_queue(store).rollouts(status, mode)[::-1]
+    columns = (*_COLUMNS, *_MORE)
+    rows = [{name: getattr(rollout, name) for name in columns} for rollout in rollouts[:limit]]
     print_aged(rows, _COLUMNS, form, more=_MORE if form is not None else ())
-    if len(found) > limit:
-        print_note(f"{len(found) - limit} more; --limit {len(found)} lists all")
+    if len(rollouts) > limit:
+        print_note(f"{len(rollouts) - limit} more; --limit {len(rollouts)} lists all")
 
 
 @queue.command()
@@ -116,28 +117,28 @@ def cancel(store: str | None, rollout_ids: Sequence[str], reason: str) -> None:
     Their workers stop within seconds.
     """
     opened = _open_queue(store)
-    known = [each.rollout_id for each in opened.rollouts()]
-    for each in [_find_rollout_id(known, given) for given in rollout_ids]:
-        done = opened.cancel(each, reason)
-        print_note(f"{each} cancelled" if done else f"{each} was over: {opened.get(each).status}")
+    ids = [rollout.rollout_id for rollout in opened.rollouts()]
+    for rollout_id in [_find_rollout_id(ids, prefix) for prefix in rollout_ids]:
+        is_new = opened.cancel(rollout_id, reason)
+        state = "cancelled" if is_new else f"was over: {opened.get(rollout_id).status}"
+        print_note(f"{rollout_id} {state}")
 
 
-def _find_rollout_id(known: Sequence[str], given: str) -> str:
-    if (last := re.fullmatch(r"@last(?:~(\d{1,6}))?", given)) is not None:
+def _find_rollout_id(ids: Sequence[str], prefix: str) -> str:
+    if (last := re.fullmatch(r"@last(?:~(\d{1,6}))?", prefix)) is not None:
         back = int(last[1] or 0)
-        if back >= len(known):
-            raise NotFoundError(f"there is no {given}; see: lightning-otel queue ls")
-        return known[-1 - back]
-    found = [each for each in known if each.startswith(given)]
-    if given in found or not found:
-        return given
-    if len(found) > 1:
-        raise NotFoundError(f"{given!r} begins several ids: {', '.join(found[:5])}; give more")
-    return found[0]
+        if back >= len(ids):
+            raise NotFoundError(f"there is no {prefix}; see: lightning-otel queue ls")
+        return ids[-1 - back]
+    matches = [rollout_id for rollout_id in ids if rollout_id.startswith(prefix)]
+    if prefix in matches or not matches:
+        return prefix
+    if len(matches) > 1:
+        raise NotFoundError(f"{prefix!r} begins several ids: {', '.join(matches[:5])}; give more")
+    return matches[0]
 
 
 def _open_queue(store: str | None) -> "Queue":
-    """The queue, which looking at does not make."""
     from lightning_otel.dataset import Store
     from lightning_otel.state import State
     from lightning_otel.state.queue import Queue

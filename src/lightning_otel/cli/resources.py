@@ -86,19 +86,19 @@ def show(target: str, form: Form | None, store: str | None) -> None:
     opened = open_resources(store, is_reading=True)
     if "@" in target:
         name, _, version = target.partition("@")
-        found = opened.get(name, parse_version(version or "live"))
-        row = asdict(found)
+        resource = opened.get(name, parse_version(version or "live"))
+        row = asdict(resource)
         if not print_data(form, [row], document=row, times=("created_ns",)):
-            _print_body(found)
+            _print_body(resource)
         return
     names = {version: alias for alias, version in sorted(opened.aliases(target).items())}
     withdrawn = opened.withdrawn(target)
     rows = [
         {
-            **asdict(each), "alias": names.get(each.version),
-            "withdrawn": withdrawn.get(each.version),
+            **asdict(alias_version), "alias": names.get(alias_version.version),
+            "withdrawn": withdrawn.get(alias_version.version),
         }
-        for each in opened.versions(target)
+        for alias_version in opened.versions(target)
     ]  # fmt: skip
     columns = ("version", "alias", "kind", "parent", "run_id", "metrics", "withdrawn", "created_ns")
     print_aged(rows, columns, form, more=("body",))
@@ -106,7 +106,6 @@ def show(target: str, form: Form | None, store: str | None) -> None:
 
 
 def _tell_waiting(opened: "Resources", names: Sequence[str], store: str | None) -> None:
-    """Say of each canary on which rollouts will not decide, and why."""
     from lightning_otel.dataset import Store
     from lightning_otel.resources.waiting import explain_waiting
 
@@ -135,7 +134,7 @@ def _print_body(resource: "Resource") -> None:
 @click.option("--parent", type=int, help="The version it was made from.")
 @store_option
 def publish(
-    name: str, body: str | None, path: Path | None, store: str | None, **given: Any
+    name: str, body: str | None, path: Path | None, store: str | None, **options: Any
 ) -> None:
     """Publish a version.
 
@@ -148,9 +147,9 @@ def publish(
         raise ConfigError("publish takes a BODY or a --file, one of the two")
     text = body if path is None else path.read_text(encoding="utf-8")
     assert text is not None
-    made = parse_json(text) if text.lstrip()[:1] in ("{", "[") else text
+    content = parse_json(text) if text.lstrip()[:1] in ("{", "[") else text
     opened = open_resources(store)
-    print_line(opened.publish(name, made, **given))
+    print_line(opened.publish(name, content, **options))
     _tell_aliases(opened, name)
 
 
@@ -186,9 +185,11 @@ def promote(name: str, if_better: bool, store: str | None, **options: Any) -> No
     opened = open_resources(store, is_reading=True)
     last_move = opened.last_move(name)
     if if_better:
-        found = _compare(opened, name, "live", "canary", store, **options)
-        if not found.is_better:
-            print_note(f"{name}@{found.b} stays the canary: {found} is {found.verdict}")
+        comparison = _compare(opened, name, "live", "canary", store, **options)
+        if not comparison.is_better:
+            print_note(
+                f"{name}@{comparison.b} stays the canary: {comparison} is {comparison.verdict}"
+            )
             return
     print_line(opened.promote(name, last_move=last_move))
     _tell_aliases(opened, name)
@@ -213,11 +214,11 @@ def withdraw(name: str, reason: str, if_worse: bool, store: str | None, **option
     opened = open_resources(store, is_reading=True)
     version = opened.get(name, "canary").version
     if if_worse:
-        found = _compare(opened, name, "live", "canary", store, **options)
-        if not found.is_worse:
-            print_note(f"{name}@{version} stays: {found} is {found.verdict}")
+        comparison = _compare(opened, name, "live", "canary", store, **options)
+        if not comparison.is_worse:
+            print_note(f"{name}@{version} stays: {comparison} is {comparison.verdict}")
             return
-        reason = reason or f"worse: {found}"
+        reason = reason or f"worse: {comparison}"
     print_line(opened.withdraw(name, reason, version=version))
     _tell_aliases(opened, name)
 
@@ -251,14 +252,14 @@ def diff(name: str, a: str, b: str, store: str | None, **options: Any) -> None:
     for line in opened.diff(name, parse_version(a), parse_version(b)).splitlines():
         print_line(line)
     try:
-        found = _compare(opened, name, parse_version(a), parse_version(b), store, **options)
+        comparison = _compare(opened, name, parse_version(a), parse_version(b), store, **options)
     except ConfigError as exc:
         print_note(exc.what)
         return
-    print_line(f"{found}: {found.verdict}")
-    for reason, count in found.left_out.items():
+    print_line(f"{comparison}: {comparison.verdict}")
+    for reason, count in comparison.left_out.items():
         print_note(f"{count_noun(count, 'rollout')} left out: {reason}")
-    if found.is_worse and opened.aliases(name).get("canary") == found.b:
+    if comparison.is_worse and opened.aliases(name).get("canary") == comparison.b:
         suggest(f"resources withdraw {name}", store)
 
 
@@ -279,8 +280,8 @@ def _compare(
 
 
 def _tell_aliases(opened: "Resources", name: str) -> None:
-    said = []
+    parts = []
     for word, version in sorted(opened.aliases(name).items()):
         share = f" for {opened.canary_weight(name):.0%}" if word == "canary" else ""
-        said.append(f"{word} is {name}@{version}{share}")
-    print_note("; ".join(said) or f"{name} has no alias: nobody is given it")
+        parts.append(f"{word} is {name}@{version}{share}")
+    print_note("; ".join(parts) or f"{name} has no alias: nobody is given it")

@@ -60,9 +60,11 @@ def reward(target: str, value: float | None, name: str, retract: bool, store: st
             "--retract takes no VALUE." if retract else "Missing argument 'VALUE'."
         )
     if value is None:
-        found = rewards.retract(Store(store), target)
-        print_note(f"retracted {found['name']} = {found['value']:g}, span {found['span_id']}")
-        suggest(f"show {found['rollout_id']} --transitions", store)
+        retracted = rewards.retract(Store(store), target)
+        print_note(
+            f"retracted {retracted['name']} = {retracted['value']:g}, span {retracted['span_id']}"
+        )
+        suggest(f"show {retracted['rollout_id']} --transitions", store)
         return
     check_finite("the reward", value)
     opened = Store(store)
@@ -70,11 +72,11 @@ def reward(target: str, value: float | None, name: str, retract: bool, store: st
     rollout_id = opened.rollout_of(noun, whole)
     links = {"span": "span_id", "response": "response_id"}
     link = {links[noun]: whole} if noun in links else {}
-    given = reward_span({name: value}, rollout_id=rollout_id, **link)
-    write_spans(opened, [given])
+    span = reward_span({name: value}, rollout_id=rollout_id, **link)
+    write_spans(opened, [span])
     print_note(f"{name} = {value:g} on {noun} {whole}")
     for row in read_trace(opened, "rollout", rollout_id).rows:
-        if row.span.span_id == given.span_id and row.left_out:
+        if row.span.span_id == span.span_id and row.left_out:
             print_note(f"  it is kept and counts for no step: {row.left_out}")
     suggest(f"show {rollout_id} --transitions", store)
 
@@ -91,7 +93,7 @@ def reward(target: str, value: float | None, name: str, retract: bool, store: st
 @store_option
 def apply_rewards(
     function: str, rollout: str | None, is_dry_run: bool, form: Form | None, store: str | None,
-    **given: Any,
+    **keywords: Any,
 ) -> int:  # fmt: skip
     """Score every ended rollout that FUNCTION has not scored yet.
 
@@ -118,47 +120,47 @@ def apply_rewards(
     if not is_dry_run:
         settle_pending_feedback(opened)
     with progress_bar("attempts") as progress:
-        done = apply(
+        applied = apply(
             opened, judge, is_dry_run=is_dry_run, told=take, progress=progress,
-            rollout_id=rollout_id, **given,
+            rollout_id=rollout_id, **keywords,
         )  # fmt: skip
     if form == "json":
-        counts = {name: getattr(done, name) for name in _COUNTS}
-        print_json({"function": done.name, **counts, "dry_run": is_dry_run, "judgements": rows})
+        counts = {name: getattr(applied, name) for name in _COUNTS}
+        print_json({"function": applied.name, **counts, "dry_run": is_dry_run, "judgements": rows})
     elif is_dry_run:
         print_rows(rows, _JUDGEMENT, form=form)
-    for line in (*_word_results(done, is_dry_run=is_dry_run), *failures):
+    for line in (*_word_results(applied, is_dry_run=is_dry_run), *failures):
         print_note(line)
-    if done.rewards and not is_dry_run:
+    if applied.rewards and not is_dry_run:
         suggest("export triplets", store)
-    return 1 if done.failed else 0
+    return 1 if applied.failed else 0
 
 
-def _word_results(done: "Applied", *, is_dry_run: bool) -> Iterator[str]:
-    mean = "" if done.mean is None else f", mean {done.mean:.3g}"
-    behind = f"@{done.version}" if done.version else ""
+def _word_results(applied: "Applied", *, is_dry_run: bool) -> Iterator[str]:
+    mean = "" if applied.mean is None else f", mean {applied.mean:.3g}"
+    suffix = f"@{applied.version}" if applied.version else ""
     where = " (dry run: nothing was kept)" if is_dry_run else ""
     yield (
-        f"⚡ {done.name}{behind}: {count_noun(done.rewards, 'reward')}{mean}, of "
-        f"{count_noun(done.attempts, 'attempt')}{where}"
+        f"⚡ {applied.name}{suffix}: {count_noun(applied.rewards, 'reward')}{mean}, of "
+        f"{count_noun(applied.attempts, 'attempt')}{where}"
     )
     for count, words in (
-        (done.held, "judged by it before"),
+        (applied.held, "judged by it before"),
         (
-            done.changed,
+            applied.changed,
             "of them when its text was another; --version 2 judges all anew, beside those",
         ),
-        (done.none, "of which it said nothing"),
-        (done.running, "still running; do it again later"),
+        (applied.none, "of which it said nothing"),
+        (applied.running, "still running; do it again later"),
     ):
         if count:
             yield f"  {count} {words}"
-    for kind, number in done.failed.most_common():
+    for kind, number in applied.failed.most_common():
         yield f"  failed: {number} × {kind}"
-    if done.stepless:
+    if applied.stepless:
         yield (
-            f"  {done.stepless} without a step, and so not judged; emit_observation and "
+            f"  {applied.stepless} without a step, and so not judged; emit_observation and "
             "emit_action make one"
         )
-    if not done.attempts:
+    if not applied.attempts:
         yield "  no rollout here has a transition; see: lightning-otel stats"

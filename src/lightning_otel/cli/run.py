@@ -88,7 +88,7 @@ def run(
     children: str | None,
     quiet: bool,
     store: str | None,
-    **given: Any,
+    **switches: Any,
 ) -> int:
     """Run a program with recording on: lightning-otel run -- python app.py.
 
@@ -102,7 +102,7 @@ def run(
     for name in transforms:
         load_transform(name)
     add_named_transforms(transforms)
-    if given["apply"]:
+    if switches["apply"]:
         import_module("lightning_otel.resources")  # without its libraries no program is started
     try:
         opened = _on_disk(store)
@@ -110,9 +110,9 @@ def run(
         _tell_bare(exc)
         code = shell_exit_code(run_child(find_program(command), None))
         return _NOTHING_CAPTURED if require_spans and code == 0 else code
-    known = {"store": opened, "task": parse_json(task), "reward_evaluator": evaluator}
-    asked = {name: value or None for name, value in given.items()}
-    options = cast("Options", {**known, **asked})
+    settings = {"store": opened, "task": parse_json(task), "reward_evaluator": evaluator}
+    chosen = {name: value or None for name, value in switches.items()}
+    options = cast("Options", {**settings, **chosen})
     recorded = _Run(opened, options, program_name(command), transforms, children)
     try:
         code = recorded.run(find_program(command))
@@ -244,7 +244,7 @@ class _Run:
         return environment | ({config.RUN_IS_NAMED.name: "1"} if _is_named(options) else {})
 
     def tell(self, store: str | None, *, is_quiet: bool) -> int:
-        """Say what was kept and where; gives the number of model calls."""
+        """Say what was kept and where; return the number of model calls."""
         from lightning_otel import config
 
         if self._recording is None:
@@ -297,11 +297,10 @@ class _Run:
         if not counts["others"]:
             return int(counts["calls"])
         rollouts = counts["rollouts"]
-        reports = (self._opened.transitions(rollout_id=each).report() for each in rollouts)
+        reports = (self._opened.transitions(rollout_id=rollout).report() for rollout in rollouts)
         return sum(report.calls for report in reports)
 
     def _count_spans(self, recording: "Recording") -> Mapping[str, Any]:
-        """Count what was recorded: from the segments, else from the store."""
         from lightning_otel.store.layout import is_settling_due
         from lightning_otel.store.live import read_whole_records
         from lightning_otel.store.sql import attribute_sql
@@ -332,25 +331,24 @@ class _Run:
             return
         from lightning_otel.cli.destinations import tell_forwarding
 
-        waiting = max(0, ended - sent.delivered - sent.withheld - sent.rejected.total())
-        tell_forwarding(sent, waiting, is_quiet=is_quiet)
-        if waiting:
+        pending = max(0, ended - sent.delivered - sent.withheld - sent.rejected.total())
+        tell_forwarding(sent, pending, is_quiet=is_quiet)
+        if pending:
             suggest(f"export otlp --rollout {self._recording.rollout_id}", store)
 
     def _tell_accounting(self) -> None:
-        """Say which spans of processes that began since the run did are lost, and why."""
         from lightning_otel.store.counts import INTENDED
 
-        for each in self._opened.accounting_by_process(since_ns=self._started_ns).values():
-            for reason, count in each.reasons():
+        for loss in self._opened.accounting_by_process(since_ns=self._started_ns).values():
+            for reason, count in loss.reasons():
                 if reason not in INTENDED:
                     print_note(f"  {count_noun(count, 'span')} not stored: {reason}")
-            if each.pending:
+            if loss.pending:
                 print_note(
-                    f"  {count_noun(each.pending, 'span')} not stored: the disk did not take them"
+                    f"  {count_noun(loss.pending, 'span')} not stored: the disk did not take them"
                 )
-            if each.missing:
-                print_note(f"  a process's numbers do not add up: {each.sentence()}")
+            if loss.missing:
+                print_note(f"  a process's numbers do not add up: {loss.sentence()}")
                 suggest("doctor", self._opened.name)
 
 

@@ -126,10 +126,7 @@ def _tell_counts(counts: "Counts", store: str) -> None:
 
 
 def _open_browser(link: str, opener: Path) -> None:
-    """Have the browser open a private page that leads on.
-
-    Everybody on a machine sees with which arguments a program was started, and must not see a key.
-    """
+    """Open a private page that leads on: a program's arguments may hold no key."""
     from lightning_otel.store.files import write_private
 
     opener.unlink(missing_ok=True)

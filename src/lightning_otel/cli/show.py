@@ -62,12 +62,12 @@ _BROKEN: Final = frozenset({"error", "incomplete", "uncredited", "left_out", "no
 @click.option("--advantage", type=click.Choice(["grpo", "rloo", "dr_grpo"]),
               help="For --findings: compare it with the other rollouts of its task.")  # fmt: skip
 @click.option("--svg", metavar="FILE", help="Write a picture of the tree; - for stdout.")
-@click.option("--all", "every", is_flag=True, help="Print every line.")
+@click.option("--all", "is_all", is_flag=True, help="Print every line.")
 @format_option
 @store_option
 def show(
     target: str, other: str | None, view: str | None, prices: Sequence[str], advantage: Any,
-    svg: str | None, every: bool, form: Form | None, store: str | None,
+    svg: str | None, is_all: bool, form: Form | None, store: str | None,
 ) -> None:  # fmt: skip
     """Show one rollout, trace or span, by a prefix of its id or @last (the default).
 
@@ -82,19 +82,19 @@ def show(
     if view != "findings" and (prices or advantage):
         raise click.UsageError("--price and --advantage belong to --findings")
     if other is not None:
-        _show_differences(target, other, every=every, form=form, store=store)
+        _show_differences(target, other, is_all=is_all, form=form, store=store)
     elif view == "findings":
-        _show_findings(target, prices, advantage, every=every, form=form, store=store)
+        _show_findings(target, prices, advantage, is_all=is_all, form=form, store=store)
     elif form is not None:
         from lightning_otel.dataset import Store
 
         print_data(form, show_rows(Store(store), target, view or "spans"), times=_TIMES)
     else:
-        _show_trace(target, view, svg, every=every, store=store)
+        _show_trace(target, view, svg, is_all=is_all, store=store)
 
 
 def _show_trace(
-    target: str, view: str | None, svg: str | None, *, every: bool, store: str | None
+    target: str, view: str | None, svg: str | None, *, is_all: bool, store: str | None
 ) -> None:
     from lightning_otel.dataset import Store
     from lightning_otel.store.source import at_moment
@@ -104,14 +104,14 @@ def _show_trace(
     noun, whole = opened.find(target)
     if view == "transitions":
         rollout_id = opened.rollout_of(noun, whole)
-        _print_transitions(rollout_id, list(opened.adapt(rollout_id=rollout_id)), every=every)
+        _print_transitions(rollout_id, list(opened.adapt(rollout_id=rollout_id)), is_all=is_all)
         suggest(f"show {printable(rollout_id)} --findings", store)
         return
     trace = read_trace(opened, noun, whole)
     if svg is not None:
         _write_picture(opened, trace, svg)
         return
-    _print_tree(opened, trace, every=every, with_attributes=noun in ("span", "response"))
+    _print_tree(opened, trace, is_all=is_all, with_attributes=noun in ("span", "response"))
     suggest(f"show {printable(target)} --transitions", store)
 
 
@@ -133,7 +133,7 @@ def show_rows(opened: "Store", target: str, view: str) -> list[dict[str, Any]]:
     return [sdk_json(row.span) for row in trace.rows]
 
 
-def _print_tree(opened: "Store", trace: "Trace", *, every: bool, with_attributes: bool) -> None:
+def _print_tree(opened: "Store", trace: "Trace", *, is_all: bool, with_attributes: bool) -> None:
     from lightning_otel.cli.spans import tree_lines
     from lightning_otel.views.folding import select_rows
     from lightning_otel.views.previews import read_previews
@@ -141,7 +141,7 @@ def _print_tree(opened: "Store", trace: "Trace", *, every: bool, with_attributes
 
     width, print_line = terminal_width(), line_printer()
     is_shown = None
-    if width is not None and not every and len(trace.rows) > _MANY:
+    if width is not None and not is_all and len(trace.rows) > _MANY:
         is_shown = select_rows(trace.rows, _MANY)
     for line in tree_lines(trace, partial(read_previews, opened), width, is_shown):
         print_line(line)
@@ -158,15 +158,15 @@ def _print_tree(opened: "Store", trace: "Trace", *, every: bool, with_attributes
         )
 
 
-def _print_transitions(rollout_id: str, made: Sequence["Adaptation"], *, every: bool) -> None:
+def _print_transitions(rollout_id: str, parts: Sequence["Adaptation"], *, is_all: bool) -> None:
     from lightning_otel.types import Report
 
-    rows = list(_step_rows([path for each in made for path in each.trajectories]))
-    report = Report.total(each.report for each in made)
+    rows = list(_step_rows([path for part in parts for path in part.trajectories]))
+    report = Report.total(part.report for part in parts)
     alone = len({row["agent"] for row in rows}) == 1
-    kept = rows if every else rows[: _MANY // 2] + rows[_MANY // 2 :][-_MANY // 2 :]
+    sample = rows if is_all else rows[: _MANY // 2] + rows[_MANY // 2 :][-_MANY // 2 :]
     if _print_steps(
-        rows, kept, _STEP_COLUMNS, ("agent", "branch", "observation", "action"), alone=alone
+        rows, sample, _STEP_COLUMNS, ("agent", "branch", "observation", "action"), alone=alone
     ):
         steps = count_noun(len(rows), "step")
         print_note(f"the first and last {_MANY // 2} of {steps} · --all for the rest")
@@ -174,13 +174,13 @@ def _print_transitions(rollout_id: str, made: Sequence["Adaptation"], *, every: 
         print_note(f"no transitions in {printable(rollout_id)}")
     for reason, count in report.reasons().items():
         print_note(f"left out: {count} × {reason}")
-    for rule, count in Counter(each.rule for each in report.repairs).items():
+    for rule, count in Counter(repair.rule for repair in report.repairs).items():
         print_note(f"moved: {count_noun(count, 'span')}: {rule}")
 
 
 def _print_steps(
     rows: Sequence[Mapping[str, Any]],
-    kept: Sequence[Mapping[str, Any]],
+    sample: Sequence[Mapping[str, Any]],
     columns: Sequence[str],
     texts: Sequence[str],
     *,
@@ -190,21 +190,20 @@ def _print_steps(
     if not (sys.stdout.isatty() and rows):
         print_rows(rows, columns)
         return False
-    print_table(kept, columns[1:] if alone else columns, texts)
-    return len(kept) < len(rows)
+    print_table(sample, columns[1:] if alone else columns, texts)
+    return len(sample) < len(rows)
 
 
 def _step_rows(trajectories: Sequence["Trajectory"]) -> Iterator[Mapping[str, Any]]:
-    """Yield a row a step, each once, on the first branch it lies on."""
-    seen: set[tuple[str, str]] = set()
+    keys: set[tuple[str, str]] = set()
     is_tried_again = len({path.attempt_id for path in trajectories}) > 1
     for path in trajectories:
         attempt = f"attempt {path.attempt_id} · " if is_tried_again else ""
         cause = "" if path.cause == "start" else path.cause.replace("_", " ")
         branch = f"{path.branch} {cause}".strip()
         for step in path.transitions:
-            if (step.trace_id, step.span_id) not in seen:
-                seen.add((step.trace_id, step.span_id))
+            if (step.trace_id, step.span_id) not in keys:
+                keys.add((step.trace_id, step.span_id))
                 yield {
                     **step_row(step),
                     "branch": attempt + branch if attempt or path.branch or cause else "",
@@ -214,8 +213,8 @@ def _step_rows(trajectories: Sequence["Trajectory"]) -> Iterator[Mapping[str, An
 
 
 def _token_text(step: "Transition") -> str:
-    asked = len(step.prompt_ids) or step.input_tokens or 0
-    return f"{asked}→{len(step.response_ids) or step.output_tokens or 0}"
+    prompt_count = len(step.prompt_ids) or step.input_tokens or 0
+    return f"{prompt_count}→{len(step.response_ids) or step.output_tokens or 0}"
 
 
 def _write_picture(opened: "Store", trace: "Trace", path: str) -> None:
@@ -228,25 +227,24 @@ def _write_picture(opened: "Store", trace: "Trace", path: str) -> None:
     if path == "-":
         click.echo(drawn)
         return
-    with private_file(path) as made:
-        made.write_text(drawn, encoding="utf-8")
+    with private_file(path) as temporary:
+        temporary.write_text(drawn, encoding="utf-8")
     print_note(f"{count_noun(len(trace.rows), 'span')} → {path}")
 
 
 def _show_findings(
-    target: str, prices: Sequence[str], advantage: Any, *, every: bool, form: Form | None,
+    target: str, prices: Sequence[str], advantage: Any, *, is_all: bool, form: Form | None,
     store: str | None,
 ) -> None:  # fmt: skip
-    """Show a rollout step by step: JSON holds all of it, other forms the steps."""
     from lightning_otel.views.analysis import analyze_episode
 
-    found = analyze_episode(
+    analysis = analyze_episode(
         target, store, prices=dict(map(_parse_price, prices)), advantage=advantage
     )
-    document = found.as_json()
+    document = analysis.as_json()
     if not print_data(form, document["steps"], document=document):
-        _print_analysis(found, every=every)
-        suggest(f"show {printable(found.rollout_id)}", store)
+        _print_analysis(analysis, is_all=is_all)
+        suggest(f"show {printable(analysis.rollout_id)}", store)
 
 
 def _parse_price(text: str) -> tuple[str, tuple[float, float]]:
@@ -260,38 +258,38 @@ def _parse_price(text: str) -> tuple[str, tuple[float, float]]:
     return model or "*", (price_in, price_out)
 
 
-def _print_analysis(found: "Analysis", *, every: bool) -> None:
+def _print_analysis(analysis: "Analysis", *, is_all: bool) -> None:
     print_line = line_printer()
 
     def say(text: str, style: str = "") -> None:
         print_line([(printable(text), style)])
 
-    say(found.headline(), "bold")
-    if found.task:
-        say(f"task {found.task}", "dim")
-    rows = list(_analysis_rows(found))
-    kept = rows if every else rows[:_MANY]
+    say(analysis.headline(), "bold")
+    if analysis.task:
+        say(f"task {analysis.task}", "dim")
+    rows = list(_analysis_rows(analysis))
+    sample = rows if is_all else rows[:_MANY]
     texts = ("step", "observation", "action", "credit", "advantage", "cost")
-    if rows and _print_steps(rows, kept, _ANALYSIS_COLUMNS, texts):
+    if rows and _print_steps(rows, sample, _ANALYSIS_COLUMNS, texts):
         say(f"the first {_MANY} of {len(rows)} steps · --all for the rest", "dim")
-    rewards = found.rewards if every or not sys.stdout.isatty() else found.rewards[:_MANY]
-    for given in rewards:
-        say(f"reward {given}", "green")
-    if len(rewards) < len(found.rewards):
-        say(f"the first {_MANY} of {len(found.rewards)} rewards · --all for the rest", "dim")
-    for each in found.findings:
-        say(f"! {each.text}", "red" if each.kind in _BROKEN else "yellow")
-    if not found.findings:
+    rewards = analysis.rewards if is_all or not sys.stdout.isatty() else analysis.rewards[:_MANY]
+    for reward in rewards:
+        say(f"reward {reward}", "green")
+    if len(rewards) < len(analysis.rewards):
+        say(f"the first {_MANY} of {len(analysis.rewards)} rewards · --all for the rest", "dim")
+    for finding in analysis.findings:
+        say(f"! {finding.text}", "red" if finding.kind in _BROKEN else "yellow")
+    if not analysis.findings:
         say("nothing stands out", "dim")
 
 
-def _analysis_rows(found: "Analysis") -> Iterable[dict[str, Any]]:
+def _analysis_rows(analysis: "Analysis") -> Iterable[dict[str, Any]]:
     from lightning_otel.types.text import format_duration
 
     def known(value: Any, word: Callable[[Any], str] = str, lacking: Any = "?") -> Any:
         return lacking if value is None else word(value)
 
-    for step in found.steps:
+    for step in analysis.steps:
         yield {
             "step": step.label,
             "observation": step.observation,
@@ -306,20 +304,22 @@ def _analysis_rows(found: "Analysis") -> Iterable[dict[str, Any]]:
         }
 
 
-def _show_differences(a: str, b: str, *, every: bool, form: Form | None, store: str | None) -> None:
-    document = diff_document(store, a, b, every=every)
+def _show_differences(
+    a: str, b: str, *, is_all: bool, form: Form | None, store: str | None
+) -> None:
+    document = diff_document(store, a, b, is_all=is_all)
     if "diff" in document:
         _print_versions(document, form, store)
         return
     rows, sides = document["figures"], (document["a"], document["b"])
     if print_data(form, rows, _FIGURES, document=document):
         return
-    for sign, each in zip("-+", sides, strict=True):
-        click.echo(f"{sign} {each['noun']} {printable(each['id'])}")
+    for sign, side in zip("-+", sides, strict=True):
+        click.echo(f"{sign} {side['noun']} {printable(side['id'])}")
     for row in rows:
         row["change"] = f"{row['change']:+g}" if row["change"] else ""
     print_rows(rows, _FIGURES)
-    _print_said(document["said"], every=every)
+    _print_said(document["said"], is_all=is_all)
     if document["left_a"] or document["left_b"]:
         print_note(
             f"{document['left_a']} and {document['left_b']} further lines were not laid beside "
@@ -328,33 +328,33 @@ def _show_differences(a: str, b: str, *, every: bool, form: Form | None, store: 
     suggest(f"show {printable(sides[1]['id'])}", store)
 
 
-def diff_document(store: str | None, a: str, b: str, *, every: bool = False) -> dict[str, Any]:
+def diff_document(store: str | None, a: str, b: str, *, is_all: bool = False) -> dict[str, Any]:
     """Return the differences of two rollouts, traces or versions, for programs."""
     if "@" in a[1:] or "@" in b[1:]:
         return _diff_versions(a, b, store)
     from lightning_otel.dataset import Store
     from lightning_otel.views.differences import MOST_LINES, compare_ids
 
-    *names, found = compare_ids(Store(store), a, b, None if every else MOST_LINES)
+    *names, differences = compare_ids(Store(store), a, b, None if is_all else MOST_LINES)
     sides = [{"noun": noun, "id": whole} for noun, whole in names]
-    rows = [dict(zip(_FIGURES, (*each, each.change), strict=True)) for each in found.figures]
+    rows = [dict(zip(_FIGURES, (*row, row.change), strict=True)) for row in differences.figures]
     return {
         "a": sides[0], "b": sides[1], "figures": rows,
-        "said": [each._asdict() for each in found.said],
-        "left_a": found.left_a, "left_b": found.left_b,
+        "said": [line._asdict() for line in differences.said],
+        "left_a": differences.left_a, "left_b": differences.left_b,
     }  # fmt: skip
 
 
-def _print_said(said: Sequence[Mapping[str, str]], *, every: bool) -> None:
-    changed = [at for at, each in enumerate(said) if each["sign"] != " "]
-    near = {at + by for at in changed for by in range(-_SAME, _SAME + 1)}
+def _print_said(lines: Sequence[Mapping[str, str]], *, is_all: bool) -> None:
+    changed = [at for at, line in enumerate(lines) if line["sign"] != " "]
+    context = {at + by for at in changed for by in range(-_SAME, _SAME + 1)}
     print_line = line_printer()
-    shown_lines = [each for at, each in enumerate(said) if every or at in near]
-    for each in shown_lines:
-        print_line([(f"{each['sign']} {printable(each['text'])}", _SIGNS[each["sign"]])])
+    shown_lines = [line for at, line in enumerate(lines) if is_all or at in context]
+    for line in shown_lines:
+        print_line([(f"{line['sign']} {printable(line['text'])}", _SIGNS[line["sign"]])])
     if not changed:
         print_note("they say the same")
-    if skipped := len(said) - len(shown_lines):
+    if skipped := len(lines) - len(shown_lines):
         print_note(f"{count_noun(skipped, 'line')} the same on both sides · --all shows them")
 
 
@@ -368,7 +368,7 @@ def _diff_versions(a: str, b: str, store: str | None) -> dict[str, Any]:
     if mark and other != name:
         raise ConfigError(f"{a} and {b} are of two resources; name two versions of one")
     opened = open_resources(store, is_reading=True)
-    one, two = (opened.get(name, parse_version(each)).version for each in (first, second or b))
+    one, two = (opened.get(name, parse_version(text)).version for text in (first, second or b))
     return {"name": name, "a": one, "b": two, "diff": opened.diff(name, one, two).splitlines()}
 
 

@@ -33,9 +33,7 @@ _CONTINUED: Final = " " * 9
 
 
 def sdk_json(span: Span) -> dict[str, Any]:
-    """Return a span in the shape of the SDK's ``ReadableSpan.to_json()``, and what that leaves out.
-
-    Values it would raise on (bytes) are kept in the store's text form.
+    """Return a span in the shape of the SDK's ``to_json()``, and what that leaves out or raises on.
 
     Source: ``opentelemetry.sdk.trace.ReadableSpan.to_json``.
     """
@@ -96,11 +94,7 @@ def tree_lines(
 ) -> Iterator[Line]:
     """Yield a line for each row below its parent, and one for each gap.
 
-    Args:
-        trace: The rows.
-        read: Returns what was said in some rows, each side as wide as it is told.
-        width: Cells of a line; None shortens nothing.
-        is_shown: Which rows are shown; None for all.
+    ``read`` returns what was said in rows, each side as wide as told; ``width`` is in cells.
     """
     deepest = _DEEPEST if width is None else max(12, width // 3)
     text_width = None if width is None else max(20, (width - 40) // 2)
@@ -119,7 +113,6 @@ def tree_lines(
 def _draw_branches(
     children: Mapping[int, Sequence[int | Gap]], rows: Sequence[Row], deepest: int
 ) -> Iterator[tuple[str, int | Gap]]:
-    """Yield what stands before each row and gap, parents first."""
     stack = _stack_rows(children.get(-1, []), "")
     while stack:
         item, indent, is_last = stack.pop()
@@ -137,7 +130,6 @@ def _stack_rows(items: Sequence[int | Gap], indent: str) -> list[tuple[int | Gap
 def _describe_row(
     rows: Sequence[Row], position: int, previews: Mapping[SpanKey, str], text_width: int | None
 ) -> Line:
-    """Return step, name, tokens, time, reward, credit, faults, and what was said."""
     row, step = rows[position], rows[position].step
     span, preview = row.span, previews.get(row.key, "")
     is_lasting = row.kind != "reward" and (span.end_ns or 0) > span.start_ns
@@ -241,18 +233,18 @@ class Chat:
         (span,) = readers.read([span])
         kind = kind_of(span)
         self.counts[kind] += 1
-        found = self._describe_span(span, kind)
+        lines = self._describe_span(span, kind)
         if span.status == "ERROR":
             self.counts["error"] += 1
             text = " ".join(
-                printable(each)
-                for each in (span.attributes.get(c.ERROR_TYPE), span.status_message)
-                if each
+                printable(text)
+                for text in (span.attributes.get(c.ERROR_TYPE), span.status_message)
+                if text
             )
-            found.append([(f"✗ {printable(span.name)}: {text}", "bold red")])
+            lines.append([(f"✗ {printable(span.name)}: {text}", "bold red")])
         ended = datetime.fromtimestamp((span.end_ns or span.start_ns) / 1e9)
         head = (f"{ended:%H:%M:%S} ", "dim")
-        return [[(_CONTINUED, "") if at else head, *line] for at, line in enumerate(found)]
+        return [[(_CONTINUED, "") if at else head, *line] for at, line in enumerate(lines)]
 
     def _describe_span(self, span: Span, kind: Kind) -> list[Line]:
         if kind == "call":
@@ -320,11 +312,11 @@ class Chat:
         ]
 
     def _describe_reward(self, span: Span) -> Line:
-        found = read_reward(span)
-        if found is None or isinstance(found, str):
-            return [(f"★ {found or 'a reward'}", "yellow")]
-        told = printable(reward_words(span))
-        return [(f"★ reward {told}", "green"), (f"  {printable(span.rollout_id)}", "dim")]
+        reward = read_reward(span)
+        if reward is None or isinstance(reward, str):
+            return [(f"★ {reward or 'a reward'}", "yellow")]
+        words = printable(reward_words(span))
+        return [(f"★ reward {words}", "green"), (f"  {printable(span.rollout_id)}", "dim")]
 
     def _is_new(self, trace_id: str, call_id: str) -> bool:
         """Return whether a tool's answer is new: its own span and the next call both have it."""

@@ -47,7 +47,7 @@ _WORDS: Final = (
 @store_option
 def tail(
     since: int | None, once: bool, jsonl: bool, consumer: str | None, store: str | None,
-    **wanted: Any,
+    **filters: Any,
 ) -> None:  # fmt: skip
     """Watch agents live: messages, tool calls and rewards as they arrive.
 
@@ -58,7 +58,7 @@ def tail(
     from lightning_otel.dataset import Store
 
     if consumer is not None:
-        if since is not None or any(wanted.values()):
+        if since is not None or any(filters.values()):
             raise ConfigError("a consumer gets every span; leave out --since and what selects")
         _print_spans_once(Store(store), consumer, is_once=once)
         return
@@ -66,7 +66,7 @@ def tail(
     layout = Store(store).layout
     if layout is None:
         raise ConfigError("tail needs a store on this disk; name one with --store")
-    chat, is_wanted, print_line = Chat(), _make_filter(**wanted), line_printer()
+    chat, is_wanted, print_line = Chat(), _make_filter(**filters), line_printer()
     shown_spans = passed = 0
     with Stop() as stop, _open_follower(layout, stop, since, is_once=once) as follower:
         print_note(f"⚡ {layout.catalogue}{'' if once else ': Ctrl-C ends it'}")
@@ -83,9 +83,11 @@ def tail(
                     print_line(line)
             sys.stdout.flush()
     counts = [count_noun(chat.counts.get(kind, 0), word) for kind, word in _WORDS]
-    rest = f"; {count_noun(passed, 'span')} of others" if passed else ""
+    remainder = f"; {count_noun(passed, 'span')} of others" if passed else ""
     whole = sum(number for kind, number in chat.counts.items() if kind != "error")
-    print_note(f"⚡ {count_noun(whole, 'span')}, {shown_spans} shown: {', '.join(counts)}{rest}")
+    print_note(
+        f"⚡ {count_noun(whole, 'span')}, {shown_spans} shown: {', '.join(counts)}{remainder}"
+    )
     suggest("show @last", store)
 
 
@@ -144,8 +146,8 @@ def _make_filter(
             return False
         if conversation is None or span.trace_id in traces:
             return True
-        said = get(c.CONVERSATION_ID)
-        if not isinstance(said, str) or not said.startswith(conversation):
+        conversation_id = get(c.CONVERSATION_ID)
+        if not isinstance(conversation_id, str) or not conversation_id.startswith(conversation):
             return False
         if len(traces) >= _MOST_TRACES:
             traces.pop(next(iter(traces)))

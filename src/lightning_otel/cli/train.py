@@ -75,10 +75,10 @@ def train(
         raise ConfigError("a worker takes what is asked for; leave out --resume, --save, --follow")
     train_tasks, val_tasks = _read_tasks(tasks), _read_tasks(val)
     loaded = load_named(agent, "agent") if agent else None
-    own = {name: value for name, value in more.items() if value not in (None, ())}
+    values = {name: value for name, value in more.items() if value not in (None, ())}
 
-    def make(name: str, asked: Mapping[str, Any]) -> Trainer:
-        settings = {**own, **_parse_options(options), **asked}
+    def make(name: str, overrides: Mapping[str, Any]) -> Trainer:
+        settings = {**values, **_parse_options(options), **overrides}
         extras = settings.pop("options", {})
         return Trainer(loaded, name, store=store, **{**settings, **extras})
 
@@ -105,7 +105,6 @@ def _work_until_signal(
     make: "Callable[[str, Mapping[str, Any]], Trainer]", algorithm: str, tasks: Sequence[Any],
     val: Sequence[Any], store: str | None,
 ) -> None:  # fmt: skip
-    """Do what is asked for until a signal comes; the request under way then waits again."""
     from lightning_otel.dataset import Store
     from lightning_otel.state import State
     from lightning_otel.state.requests import Requests
@@ -121,35 +120,34 @@ def _work_until_signal(
     )
     print_note(f"⚡ {worker.worker_id} trains what is asked for: POST /training/trigger")
     with Stop() as stop:
-        done = worker.work(stop, ended)
-    print_note(f"{count_noun(done, 'request')} done")
+        count = worker.work(stop, ended)
+    print_note(f"{count_noun(count, 'request')} done")
 
 
-def _parse_options(given: Sequence[str]) -> dict[str, Any]:
-    """Each option's value, as JSON where it is that, else as text."""
-    found: dict[str, Any] = {}
-    for each in given:
-        name, mark, text = each.partition("=")
+def _parse_options(texts: Sequence[str]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for option in texts:
+        name, mark, text = option.partition("=")
         if not mark or not name.isidentifier():
-            raise ConfigError(f"the option {each!r} names no value; write it as name=value")
-        found[name] = parse_json(text)
-    return found
+            raise ConfigError(f"the option {option!r} names no value; write it as name=value")
+        options[name] = parse_json(text)
+    return options
 
 
 def _read_tasks(name: str | None) -> list[Any]:
     if name is None:
         return []
     lines = Path(name).read_text(encoding="utf-8").splitlines()
-    found: list[Any] = []
+    tasks: list[Any] = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                found.append(json.loads(line))
+                tasks.append(json.loads(line))
             except ValueError as exc:
                 raise ConfigError(f"{name}, line {number}: {exc}; write a task a line") from exc
-    if not found:
+    if not tasks:
         raise ConfigError(f"{name} holds no task; write one a line, as JSON")
-    return found
+    return tasks
 
 
 def _wait_for_fit(fitting: "Fitting") -> "Fit":
@@ -168,7 +166,7 @@ def _describe_fit(fit: "Fit") -> dict[str, Any]:
         "status": fit.run.status,
         "step": fit.run.step,
         "metrics": dict(fit.metrics),
-        "resources": {name: made.version for name, made in fit.resources.items()},
+        "resources": {name: version.version for name, version in fit.resources.items()},
         "promoted": list(fit.promoted),
         "withdrawn": list(fit.withdrawn),
         "reason": fit.verdict.reason,
@@ -183,9 +181,9 @@ def _tell_fit(fit: "Fit", store: str | None) -> None:
     )
     if fit.run.reason:
         print_note(fit.run.reason)
-    for name, made in fit.resources.items():
+    for name, version in fit.resources.items():
         where = fit.place_of(name)
-        print_note(f"{name} version {made.version} is {where}: {fit.verdict.reason}")
+        print_note(f"{name} version {version.version} is {where}: {fit.verdict.reason}")
     suggest("train --list", store)
 
 

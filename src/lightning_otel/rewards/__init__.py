@@ -57,16 +57,14 @@ def retract(
             'lightning-otel sql "SELECT span_id, rollout_id, name, value FROM rewards"'
         )
     span = retraction_span(rows[0]["span_id"], rows[0]["rollout_id"], received)
-    (keep or (lambda made: write_spans(store, made)))([span])
+    (keep or (lambda spans: write_spans(store, spans)))([span])
     return rows[0]
 
 
 class Judgement(NamedTuple):
     """A function's judgement of an attempt, or of one of its trajectories.
 
-    Attributes:
-        values: Rewards by name; empty where it gave none.
-        failure: The reason why it could give none; empty otherwise.
+    ``values`` are rewards by name; ``failure`` is the reason why it could give none.
     """
 
     rollout_id: str
@@ -81,7 +79,6 @@ class Applied:
     """Counts of the attempts that a function was to judge.
 
     Attributes:
-        name: The function.
         version: Its version; empty for the first.
         rewards: Rewards it gave now.
         attempts: Attempts that were looked at, whatever came of it.
@@ -131,9 +128,8 @@ def apply_rewards(
     another name gets the trajectory. It gives a number, numbers by name (the primary one first), or
     None, and may be ``async``.
 
-    To do it again adds nothing: a function is known by its name and version. Where it raises, the
-    others keep their rewards; and whatever ends this, what was given until then is kept. The store
-    may be written by others meanwhile: what still runs is left for the next time.
+    A function is known by its name and version: to do it again adds nothing. Where it raises, and
+    whatever ends this, other rewards are kept. What still runs is left for the next time.
 
     Args:
         store: Where the spans are, and the rewards go.
@@ -143,8 +139,7 @@ def apply_rewards(
         is_dry_run: Ask the function, and keep nothing.
         told: Called with each judgement.
         progress: Called with the numbers of attempts that are done, and of about all.
-        **keywords: Which attempts, and how rewards there are reach steps, as
-            :meth:`Store.transitions` takes them, such as ``rollout_id`` and ``since``.
+        **keywords: Attempts and credit, as :meth:`Store.transitions` takes them.
 
     Raises:
         ConfigError: The function asks for what there is not, or a keyword cannot be understood.
@@ -153,32 +148,34 @@ def apply_rewards(
     """
     opened = store if isinstance(store, Store) else Store(store)
     judge = RewardFunction.of(function, version)
-    wanted = TransitionQuery.of(keywords).wanted
-    rollouts, held = _read_known(opened, judge)
-    left = {
+    query = TransitionQuery.of(keywords).wanted
+    rollouts, judged = _read_known(opened, judge)
+    pending = {
         key
         for key, rollout in rollouts.items()
-        if (wanted.rollout_ids is None or key[0] in wanted.rollout_ids)
-        and (wanted.since_ns is None or rollout.created_ns >= wanted.since_ns)
-        and (wanted.until_ns is None or rollout.created_ns < wanted.until_ns)
+        if (query.rollout_ids is None or key[0] in query.rollout_ids)
+        and (query.since_ns is None or rollout.created_ns >= query.since_ns)
+        and (query.until_ns is None or rollout.created_ns < query.until_ns)
     }
-    expected, applied = len(left), Applied(judge.name, judge.version)
-    every = opened.trajectories(**keywords)
-    for key, members in groupby(every, key=lambda each: (each.rollout_id, each.attempt_id)):
+    expected, applied = len(pending), Applied(judge.name, judge.version)
+    paths = opened.trajectories(**keywords)
+    for key, members in groupby(
+        paths, key=lambda trajectory: (trajectory.rollout_id, trajectory.attempt_id)
+    ):
         trajectories = tuple(members)
-        left.discard(key)
+        pending.discard(key)
         applied.attempts += 1
-        found = rollouts.get(key)
+        recorded = rollouts.get(key)
         # One that is not there began after the store was asked, and so cannot be over for sure.
-        if found is None or found.status not in FINAL:
+        if recorded is None or recorded.status not in FINAL:
             applied.running += 1
         else:
             spans: list[Span] = []
-            for case in _make_cases(judge, found, key[1], trajectories):
+            for case in _make_cases(judge, recorded, key[1], trajectories):
                 identity = _case_id(judge, case)
-                if identity in held:
+                if identity in judged:
                     applied.held += 1
-                    applied.changed += held[identity] not in ("", judge.source)
+                    applied.changed += judged[identity] not in ("", judge.source)
                     continue
                 judgement = _judge_case(judge, case, applied)
                 if judgement.values:
@@ -189,10 +186,10 @@ def apply_rewards(
                 write_spans(opened, spans)
         if progress is not None:
             progress(applied.attempts, max(expected, applied.attempts))
-    if wanted.wants_all and wanted.received:  # else what is left may have been left by choice
+    if query.wants_all and query.received:  # else what is left may have been left by choice
         applied.stepless = sum(
             rollouts[key].status in FINAL and rollouts[key].reason != INCOMPLETE_ROLLOUT
-            for key in left
+            for key in pending
         )
     return applied
 
@@ -200,7 +197,6 @@ def apply_rewards(
 def _read_known(
     store: Store, judge: RewardFunction
 ) -> tuple[dict[tuple[str, str], Rollout], dict[str, str]]:
-    """Return each attempt's rollout; and the hash of the function's source by its reward spans."""
     # One connection for both: each costs as much as its queries.
     con = store.source.connect(("spans", "rollouts"), (*NARROW_COLUMNS, "attributes"))
     rows = con.execute(_ROLLOUTS).fetchall()
@@ -229,9 +225,9 @@ def _make_cases(
     mode = trajectories[0].transitions[0].mode
     if mode in get_args(Mode):
         rollout = replace(rollout, mode=mode)  # type: ignore[arg-type]  # it is one of them
-    last = max(trajectories, key=lambda each: each.transitions[-1].end_ns)
-    for each in trajectories if judge.judges_each_trajectory else (last,):
-        yield Case(rollout, attempt_id, trajectories, rewards, each)
+    last = max(trajectories, key=lambda trajectory: trajectory.transitions[-1].end_ns)
+    for trajectory in trajectories if judge.judges_each_trajectory else (last,):
+        yield Case(rollout, attempt_id, trajectories, rewards, trajectory)
 
 
 def _sum_rewards(trajectories: Iterable[Trajectory]) -> dict[str, float]:
@@ -243,18 +239,18 @@ def _sum_rewards(trajectories: Iterable[Trajectory]) -> dict[str, float]:
 
 
 def _judge_case(judge: RewardFunction, case: Case, applied: Applied) -> Judgement:
-    found = judge.judge(case)
+    judgement = judge.judge(case)
     values: Mapping[str, float] = {}
     failure = ""
-    if isinstance(found, Failure):
-        applied.failed[found.kind] += 1
-        failure = found.message
-    elif not found:
+    if isinstance(judgement, Failure):
+        applied.failed[judgement.kind] += 1
+        failure = judgement.message
+    elif not judgement:
         applied.none += 1
     else:
         applied.rewards += 1
-        applied.total += next(iter(found.values()))
-        values = found
+        applied.total += next(iter(judgement.values()))
+        values = judgement
     agent = case.trajectory.agent
     return Judgement(case.rollout.rollout_id, case.attempt_id, agent, values, failure)
 
@@ -270,7 +266,7 @@ def _make_span(
     judge: RewardFunction, case: Case, values: Mapping[str, float], identity: str
 ) -> Span:
     link = case.trajectory.transitions[-1].span_id if judge.judges_each_trajectory else None
-    made = reward_span(values, rollout_id=case.rollout.rollout_id, span_id=link)
+    span = reward_span(values, rollout_id=case.rollout.rollout_id, span_id=link)
     attributes: dict[str, Any] = {
         c.ATTEMPT_ID: case.attempt_id,
         c.REWARD_FUNCTION: judge.name,
@@ -278,5 +274,5 @@ def _make_span(
         c.REWARD_SOURCE: judge.source,
     }
     return replace_span_id(
-        made, identity, {name: text for name, text in attributes.items() if text}
+        span, identity, {name: text for name, text in attributes.items() if text}
     )

@@ -1,7 +1,6 @@
 """The best version of a category's resource, by rewards.
 
-A resource of one category is named ``name[category]``, such as ``system_prompt[image]``, as APO
-publishes it.
+APO publishes a resource of one category as ``name[category]``, such as ``system_prompt[image]``.
 """
 
 import math
@@ -21,13 +20,7 @@ MIN_ROLLOUTS: Final = 3
 
 
 class Earned(NamedTuple):
-    """The rewards of a version's rollouts.
-
-    Attributes:
-        rollouts: Those that have a reward.
-        mean: Their mean reward.
-        error: The standard error of the mean; None for less than two.
-    """
+    """The rewards of a version's rollouts: number, mean, standard error if two or more."""
 
     version: int
     rollouts: int
@@ -41,8 +34,7 @@ class Learned(NamedTuple):
     Attributes:
         resource: That version.
         earned: What it earned; None where too few rollouts were rewarded, and it is the live one.
-        versions: What each version earned, the best first, however few its rollouts; none that was
-            withdrawn or rolled back.
+        versions: What each version earned, the best first; none that was withdrawn or rolled back.
         is_general: Whether nothing is known of the category, and it is what all are given.
     """
 
@@ -62,15 +54,14 @@ def learned(
     store: Store | None = None,
     rewards_of: Callable[[Store, str, str | None], Mapping[int, Sequence[float]]] | None = None,
 ) -> Learned:
-    """The version of a category's resource that earned the most reward so far.
+    """Return the version of a category's resource that earned the most reward so far.
 
-    Rewards are those of the rollouts whose steps are stamped with the version; one that was
-    withdrawn or rolled back is left out. Where no version has enough of them it is the live one,
-    and where the category has no resource of its own, the one that all have.
+    A version that was withdrawn or rolled back is left out. Where none has enough rollouts it is
+    the live one, and where the category has no resource of its own, the one that all have.
 
     Args:
         category: The kind of task, such as ``image``.
-        name: What is looked for.
+        name: The resource.
         model: Only rollouts of this model; a name or glob.
         min_rollouts: The fewest rewarded rollouts by which a version may be judged.
         resources: Where versions stand; by default beside the default store.
@@ -84,24 +75,26 @@ def learned(
     """
     if min_rollouts < 1:
         raise ConfigError(f"min_rollouts is {min_rollouts}; a version is judged by 1 or more")
-    held = resources if resources is not None else Resources()
-    known = set(held.names())
+    repository = resources if resources is not None else Resources()
+    names = set(repository.names())
     possible = (f"{name}[{category}]", name)
-    found = next((each for each in possible if each in known), None)
-    if found is None:
+    resource_name = next((candidate for candidate in possible if candidate in names), None)
+    if resource_name is None:
         raise NotFoundError(
             f"there is neither {' nor '.join(possible)}; publish one, or train with category=…"
         )
     read = rewards_of if rewards_of is not None else rewards_by_version
-    rewards = read(store if store is not None else Store(), found, model)
-    numbers = {each.version for each in held.versions(found)} - held.withdrawn(found).keys()
+    rewards = read(store if store is not None else Store(), resource_name, model)
+    numbers = {
+        version.version for version in repository.versions(resource_name)
+    } - repository.withdrawn(resource_name).keys()
     versions = sorted(
         (_make_earned(version, rewards[version]) for version in numbers & rewards.keys()),
-        key=lambda each: (-each.mean, -each.rollouts, each.version),
+        key=lambda version: (-version.mean, -version.rollouts, version.version),
     )
-    best = next((each for each in versions if each.rollouts >= min_rollouts), None)
-    resource = held.get(found, LIVE if best is None else best.version)
-    return Learned(resource, best, versions, found == name)
+    best = next((version for version in versions if version.rollouts >= min_rollouts), None)
+    resource = repository.get(resource_name, LIVE if best is None else best.version)
+    return Learned(resource, best, versions, resource_name == name)
 
 
 def rewards_by_version(
@@ -109,13 +102,13 @@ def rewards_by_version(
 ) -> Mapping[int, Sequence[float]]:
     """Return rollouts' rewards by the version they were given; of two, they count for none."""
     con = connect_overview(store.source)
-    every = read_last_attempts(name, con, model)
+    attempts = read_last_attempts(name, con, model)
     rewards = read_rollout_rewards(con)
-    found: dict[int, list[float]] = {}
-    for made in every:
-        if made.version is not None and made.rollout_id in rewards:
-            found.setdefault(made.version, []).append(rewards[made.rollout_id])
-    return found
+    by_version: dict[int, list[float]] = {}
+    for attempt in attempts:
+        if attempt.version is not None and attempt.rollout_id in rewards:
+            by_version.setdefault(attempt.version, []).append(rewards[attempt.rollout_id])
+    return by_version
 
 
 def _make_earned(version: int, rewards: Sequence[float]) -> Earned:

@@ -130,12 +130,12 @@ def reward_from_feedback(
         return feedback_reward(
             quality_score, rating, satisfied=bool(satisfied), used_result=bool(used_result)
         )
-    said = [(name, answer) for name, answer in answers.items() if answer is not None]
-    if not said:
+    answered = [(name, answer) for name, answer in answers.items() if answer is not None]
+    if not answered:
         raise ConfigError(
             "there is no feedback; give quality_score, rating, satisfied or used_result"
         )
-    return math.fsum(_STEPS[name] if answer else -_STEPS[name] for name, answer in said)
+    return math.fsum(_STEPS[name] if answer else -_STEPS[name] for name, answer in answered)
 
 
 def feedback_reward(
@@ -175,10 +175,10 @@ def emit_feedback(
     """Store feedback as a reward, now or days later, from this process or another.
 
     The reward is named ``feedback``; its span keeps the answers. Without a target it judges the
-    rollout that is being recorded.
+    rollout that is being recorded. The first four are as :func:`reward_from_feedback` takes them.
 
     Args:
-        quality_score: As :func:`reward_from_feedback` takes it, like the next three.
+        quality_score: 0 to 100.
         rating: Stars, 0 to 5.
         satisfied: True if they were.
         used_result: True if they used what they got.
@@ -207,7 +207,7 @@ def emit_feedback(
         "used_result": used_result,
     }
     ids = (response_id, rollout_id, trace_id, span_id, conversation_id)
-    targets = [(noun, each) for noun, each in zip(get_args(Noun), ids, strict=True) if each]
+    targets = [(noun, name) for noun, name in zip(get_args(Noun), ids, strict=True) if name]
     if len(targets) > 1:
         raise ConfigError(
             f"feedback judges one thing, and {' and '.join(noun for noun, _ in targets)} are "
@@ -225,17 +225,17 @@ def emit_feedback(
     if not config.is_enabled():
         return None
     opened = store if store is not None else Store()
-    (found,) = give(opened, [feedback])
-    if found is None:
+    (reward,) = give(opened, [feedback])
+    if reward is None:
         raise NotFoundError(
             f"{opened.name} holds no {feedback.noun} {feedback.target!r}; is it the store that the "
             "agent records into?"
         )
-    if isinstance(found, Conflict):
-        raise ConfigError(f"{found.reason}; give an id of its own to what was said later")
-    if not found.is_new:
+    if isinstance(reward, Conflict):
+        raise ConfigError(f"{reward.reason}; give an id of its own to what was said later")
+    if not reward.is_new:
         log.debug("feedback %s is kept already", feedback_id)
-    return found.span_id
+    return reward.span_id
 
 
 def make_feedback(
@@ -247,14 +247,11 @@ def make_feedback(
     reward: float | None = None,
     **answers: Any,
 ) -> Feedback:
-    """Return feedback as every door takes it: ``answers`` are those of ``reward_from_feedback``.
-
-    They are kept beside a reward, too, so they must be what they say they are.
-    """
-    said = {name: each for name, each in answers.items() if each is not None}
-    made = reward_from_feedback(**said) if said or reward is None else 0.0
-    value = float(made if reward is None else reward)
-    attributes = {_KEYS[name]: each for name, each in said.items()}
+    """Return feedback as every door takes it: ``answers`` are those of ``reward_from_feedback``."""
+    answered = {name: answer for name, answer in answers.items() if answer is not None}
+    number = reward_from_feedback(**answered) if answered or reward is None else 0.0
+    value = float(number if reward is None else reward)
+    attributes = {_KEYS[name]: answer for name, answer in answered.items()}
     if text is not None:
         attributes[c.FEEDBACK_TEXT] = text
     return Feedback(noun, target, value, time.time_ns(), attributes, feedback_id)
@@ -268,44 +265,44 @@ def give(
 ) -> list[StoredReward | Conflict | None]:
     """Store feedback as rewards of its targets; return None for those that the store lacks.
 
-    ``known`` has the rollouts of spans that are there for certain: feedback on these alone, whose
-    ids are all new, is given without a look at the store. ``keep`` keeps spans in its place.
+    Feedback on spans of ``known`` rollouts alone, whose ids are all new, is given without a look at
+    the store. ``keep`` keeps spans in its place.
 
     Raises:
-        StoreError: The store cannot be read or written; nothing, or not all of it, was given.
+        StoreError: The store cannot be read or written; not all of it was given.
     """
     if not feedback:
         return []
     ids = [
-        derive_span_id(f"{NAME} {each.feedback_id}") if each.feedback_id else secrets.token_hex(8)
-        for each in feedback
+        derive_span_id(f"{NAME} {piece.feedback_id}") if piece.feedback_id else secrets.token_hex(8)
+        for piece in feedback
     ]
-    if all(each.noun == "span" and each.target in known for each in feedback):
-        homes = {n: _Target(known[each.target], each.target, 0) for n, each in enumerate(feedback)}
-        held: dict[str, tuple[float, str]] = {}
+    if all(item.noun == "span" and item.target in known for item in feedback):
+        homes = {n: _Target(known[item.target], item.target, 0) for n, item in enumerate(feedback)}
+        rewards: dict[str, tuple[float, str]] = {}
     else:
-        homes, held = _look_up(store, feedback, ids)
-    found: list[StoredReward | Conflict | None] = []
+        homes, rewards = _look_up(store, feedback, ids)
+    results: list[StoredReward | Conflict | None] = []
     spans: list[Span] = []
-    for n, (each, span_id) in enumerate(zip(feedback, ids, strict=True)):
+    for n, (piece, span_id) in enumerate(zip(feedback, ids, strict=True)):
         home = homes.get(n)
         if home is None:
-            found.append(None)
-        elif span_id in held:
-            found.append(_answer_repeat(each, span_id, home, *held[span_id]))
+            results.append(None)
+        elif span_id in rewards:
+            results.append(_answer_repeat(piece, span_id, home, *rewards[span_id]))
         else:
-            spans.append(_make_span(each, span_id, home))
-            found.append(StoredReward(span_id, home.rollout_id, is_new=True))
+            spans.append(_make_span(piece, span_id, home))
+            results.append(StoredReward(span_id, home.rollout_id, is_new=True))
     if spans:
-        (keep or (lambda made: write_spans(store, made)))(spans)
-    return found
+        (keep or (lambda spans_: write_spans(store, spans_)))(spans)
+    return results
 
 
 def _look_up(
     store: Store, feedback: Sequence[Feedback], span_ids: Sequence[str]
 ) -> tuple[dict[int, _Target], dict[str, tuple[float, str]]]:
     """Return targets by position, and the number and rollout of rewards that are there already."""
-    nouns = {each.noun for each in feedback}
+    nouns = {piece.noun for piece in feedback}
     columns = (*NARROW_COLUMNS, "attributes") if "conversation" in nouns else INDEX_COLUMNS
     con = store.source.connect(("spans",), columns)
     homes: dict[int, _Target] = {}
@@ -316,11 +313,11 @@ def _look_up(
             column=_COLUMNS[noun],
             condition=_IS_CALL if is_conversation else "true",
         )
-        asked = [(n, each) for n, each in enumerate(feedback) if each.noun == noun]
+        pieces = [(n, piece) for n, piece in enumerate(feedback) if piece.noun == noun]
         values = [
-            [n for n, _ in asked],
-            [each.target for _, each in asked],
-            [each.given_ns for _, each in asked],
+            [n for n, _ in pieces],
+            [piece.target for _, piece in pieces],
+            [piece.given_ns for _, piece in pieces],
         ]
         for n, rollout_id, span_id, end_ns in con.execute(query, values).fetchall():
             homes[n] = _Target(str(rollout_id), str(span_id), int(end_ns))
@@ -331,17 +328,17 @@ def _look_up(
 def _answer_repeat(
     feedback: Feedback, span_id: str, home: _Target, value: float, rollout_id: str
 ) -> StoredReward | Conflict:
-    kept = f"feedback {feedback.feedback_id!r} was kept"
+    notice = f"feedback {feedback.feedback_id!r} was kept"
     if value != feedback.value:
-        return Conflict(f"{kept} as {value:g} and cannot become {feedback.value:g}")
+        return Conflict(f"{notice} as {value:g} and cannot become {feedback.value:g}")
     if rollout_id != home.rollout_id:
-        return Conflict(f"{kept} of rollout {rollout_id!r} and cannot go to {home.rollout_id!r}")
+        return Conflict(f"{notice} of rollout {rollout_id!r} and cannot go to {home.rollout_id!r}")
     return StoredReward(span_id, rollout_id, is_new=False)
 
 
 def _make_span(feedback: Feedback, span_id: str, home: _Target) -> Span:
     linked = {"span": feedback.target, "conversation": home.span_id}.get(feedback.noun)
-    made = reward_span(
+    span = reward_span(
         {NAME: feedback.value},
         rollout_id=home.rollout_id,
         span_id=linked,
@@ -354,7 +351,7 @@ def _make_span(feedback: Feedback, span_id: str, home: _Target) -> Span:
         attributes[c.FEEDBACK_CONVERSATION] = feedback.target
     # It judges all that there is of it, be that from a machine whose clock is ahead of ours.
     given_ns = max(feedback.given_ns, home.end_ns)
-    return replace_span_id(replace(made, start_ns=given_ns, end_ns=given_ns), span_id, attributes)
+    return replace_span_id(replace(span, start_ns=given_ns, end_ns=given_ns), span_id, attributes)
 
 
 def write_spans(store: Store, spans: Iterable[Span]) -> None:

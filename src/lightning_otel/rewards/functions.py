@@ -1,7 +1,6 @@
 """Reward functions: what one may ask for by its parameters' names, and what it may give back.
 
-A function is a user's: whatever it raises belongs to the rollout it was applied to, and to no
-other.
+Whatever a user's function raises belongs to the rollout it was applied to, and to no other.
 """
 
 import asyncio
@@ -104,19 +103,19 @@ class RewardFunction:
         values = result if isinstance(result, Mapping) else {self.name: result}
         if not values:
             return None
-        behind = f"@{self.version}" if self.version else ""
-        found: dict[str, float] = {}
+        suffix = f"@{self.version}" if self.version else ""
+        numbers: dict[str, float] = {}
         for name, value in values.items():
             number = _read_number(value)
             if number is None:
-                shown = _one_line_of(repr(value))
+                text = _one_line_of(repr(value))
                 return Failure(
-                    f"no number, but {type(value).__name__}", f"{name} is {shown}, no number"
+                    f"no number, but {type(value).__name__}", f"{name} is {text}, no number"
                 )
             if not math.isfinite(number):
                 return Failure("not finite", f"{name} is {number}; a reward must be finite")
-            found[f"{name}{behind}"] = number
-        return found
+            numbers[f"{name}{suffix}"] = number
+        return numbers
 
 
 def _find_parameters(function: Callable[..., object], name: str) -> dict[str, str]:
@@ -127,25 +126,25 @@ def _find_parameters(function: Callable[..., object], name: str) -> dict[str, st
             f"nothing tells what {name}() takes ({exc}); wrap it in a function"
         ) from exc
     needed = [
-        each
-        for each in parameters
-        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-        and (each.default is each.empty or each.name in ASKABLE)
+        parameter
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and (parameter.default is parameter.empty or parameter.name in ASKABLE)
     ]
     if len(needed) == 1 and needed[0].name not in ASKABLE:
-        found = {needed[0].name: _TRAJECTORY}
+        inputs = {needed[0].name: _TRAJECTORY}
     else:
-        found = {each.name: each.name for each in needed}
-    unknown = [each for each in found.values() if each not in ASKABLE]
-    hidden = [each.name for each in needed if each.kind is each.POSITIONAL_ONLY]
-    if not found or unknown or hidden:
+        inputs = {parameter.name: parameter.name for parameter in needed}
+    unknown = [name for name in inputs.values() if name not in ASKABLE]
+    hidden = [parameter.name for parameter in needed if parameter.kind is parameter.POSITIONAL_ONLY]
+    if not inputs or unknown or hidden:
         fault = (
             f"takes {', '.join(unknown or hidden)}"
-            if found
+            if inputs
             else "takes nothing that it could judge"
         )
         raise ConfigError(f"{name}() {fault}; it may ask by name for {', '.join(ASKABLE)}")
-    return found
+    return inputs
 
 
 def _hash_source(function: Callable[..., object]) -> str:
@@ -157,7 +156,6 @@ def _hash_source(function: Callable[..., object]) -> str:
 
 
 def _read_number(value: object) -> float | None:
-    """A number of any type, such as NumPy's; text is none."""
     if isinstance(value, (str, bytes, bytearray)):
         return None
     try:

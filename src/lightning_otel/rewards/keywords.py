@@ -69,19 +69,19 @@ def learned_optimizations(
     """
     try:
         answers = [
-            each
-            for each in _read_answers(store if store is not None else Store())
-            if each.category == category and (model is None or fnmatchcase(each.model, model))
+            answer
+            for answer in _read_answers(store if store is not None else Store())
+            if answer.category == category and (model is None or fnmatchcase(answer.model, model))
         ]
     except StoreMissingError:
         answers = []
     words, tried = _find_words(answers, list)
-    pairs, _ = _find_words(answers, lambda said: [f"{a} {b}" for a, b in pairwise(said)])
+    pairs, _ = _find_words(answers, lambda words: [f"{a} {b}" for a, b in pairwise(words)])
     chance = min(1.0, words[0].chance * tried) if words else 1.0
     return {
-        "learned_keywords": [each.words for each in words],
+        "learned_keywords": [word.words for word in words],
         "learned_patterns": [
-            {"pattern": each.words, "gain": each.gain, "answers": each.answers} for each in pairs
+            {"pattern": pair.words, "gain": pair.gain, "answers": pair.answers} for pair in pairs
         ],
         "confidence": 1.0 - chance,
     }
@@ -89,8 +89,8 @@ def learned_optimizations(
 
 def missing_words(prompt: str, learned: Mapping[str, Any]) -> list[str]:
     """Return the learnt words that a prompt lacks; none where they may be there by chance."""
-    own = prompt.casefold()
-    words = [word for word in learned["learned_keywords"] if word not in own]
+    text = prompt.casefold()
+    words = [word for word in learned["learned_keywords"] if word not in text]
     return words if learned["confidence"] >= SURE else []
 
 
@@ -107,31 +107,30 @@ def _read_answers(store: Store) -> Iterator[_Answer]:
 def _find_words(
     answers: Sequence[_Answer], parts_of: Callable[[list[str]], list[str]]
 ) -> tuple[list[_Found], int]:
-    """Find words of better answers, the surest first, and count the words tried."""
     holders: dict[str, list[float]] = {}
-    for each in answers:
-        words = [word.casefold() for word in _WORD.findall(each.text)]
+    for answer in answers:
+        words = [word.casefold() for word in _WORD.findall(answer.text)]
         for part in set(parts_of(words)):
-            holders.setdefault(part, []).append(each.reward)
-    rewards = [each.reward for each in answers]
-    found = []
-    for part, held in holders.items():
-        if len(held) == len(rewards):
+            holders.setdefault(part, []).append(answer.reward)
+    rewards = [answer.reward for answer in answers]
+    matches = []
+    for part, earned in holders.items():
+        if len(earned) == len(rewards):
             continue
-        rest = (math.fsum(rewards) - math.fsum(held)) / (len(rewards) - len(held))
-        gain = statistics.fmean(held) - rest
-        chance = _chance_of(held, rewards)
+        mean_without = (math.fsum(rewards) - math.fsum(earned)) / (len(rewards) - len(earned))
+        gain = statistics.fmean(earned) - mean_without
+        chance = _chance_of(earned, rewards)
         if gain > 0 and chance <= CHANCE:
-            found.append(_Found(chance, gain, part, len(held)))
-    found.sort(key=lambda each: (each.chance, -each.gain, each.words))
-    return found[:MOST], len(holders)
+            matches.append(_Found(chance, gain, part, len(earned)))
+    matches.sort(key=lambda match: (match.chance, -match.gain, match.words))
+    return matches[:MOST], len(holders)
 
 
-def _chance_of(held: Sequence[float], rewards: Sequence[float]) -> float:
+def _chance_of(earned: Sequence[float], rewards: Sequence[float]) -> float:
     """Return the chance that so many of a word's answers lie above the median by accident."""
     middle = statistics.median(rewards)
     good = sum(reward > middle for reward in rewards)
-    hits, size, total = sum(reward > middle for reward in held), len(held), len(rewards)
+    hits, size, total = sum(reward > middle for reward in earned), len(earned), len(rewards)
     ways = sum(
         math.comb(good, n) * math.comb(total - good, size - n)
         for n in range(hits, min(size, good) + 1)

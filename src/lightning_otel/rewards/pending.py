@@ -1,8 +1,4 @@
-"""Feedback that arrives before its target: kept until the store holds that, then stored once.
-
-It waits in the state beside the store, so that no restart or kill loses it, and counts as a reward
-only once it is stored.
-"""
+"""Feedback that arrives before its target: kept in the state beside the store, then stored once."""
 
 import json
 import time
@@ -65,7 +61,6 @@ class Pending:
     """The waiting feedback of a state."""
 
     def __init__(self, state: State) -> None:
-        """Name the state; a table is made there if it is not there."""
         state.ensure(FEEDBACK)
         self._state = state
 
@@ -76,20 +71,17 @@ class Pending:
         keep: Keep | None = None,
         known: Mapping[str, str] = MappingProxyType({}),
     ) -> StoredReward | Conflict | None:
-        """Store feedback, or keep it until its target is there; return None if it waits.
-
-        When this returns, it is on disk either way.
-        """
+        """Store feedback, or keep it on disk until its target is there; None if it waits."""
         if not feedback.feedback_id:
             raise ConfigError("feedback without an id cannot wait; give feedback_id")
         with self._state.read() as connection:
-            held = _find_held(connection, feedback)
-        if isinstance(held, Conflict):
-            return held
+            duplicate = _find_held(connection, feedback)
+        if isinstance(duplicate, Conflict):
+            return duplicate
         (answer,) = give(store, [feedback], keep, known)
         if answer is None:
             return self._put_feedback(feedback)
-        if held:
+        if duplicate:
             self._delete_feedback([feedback.feedback_id])
         return answer
 
@@ -123,16 +115,15 @@ class Pending:
             return [_feedback_of(row) for row in connection.execute(query.limit(limit))]
 
     def _put_feedback(self, feedback: Feedback) -> Conflict | None:
-        """Keep feedback, unless the same waits already; refuse other feedback under its id."""
         with self._state.change() as connection:
             take_lock(connection, _LOCK)
-            held = _find_held(connection, feedback)
-            if held:
-                return held if isinstance(held, Conflict) else None
+            duplicate = _find_held(connection, feedback)
+            if duplicate:
+                return duplicate if isinstance(duplicate, Conflict) else None
             oldest_ns = time.time_ns() - LONGEST_NS
             connection.execute(sa.delete(FEEDBACK).where(FEEDBACK.c.given_ns < oldest_ns))
             _check_room(connection, feedback)
-            values = {each.name: getattr(feedback, each.name) for each in FEEDBACK.c}
+            values = {column.name: getattr(feedback, column.name) for column in FEEDBACK.c}
             values["attributes"] = json.dumps(dict(feedback.attributes))
             connection.execute(sa.insert(FEEDBACK).values(**values))
         return None
@@ -145,7 +136,6 @@ class Pending:
                 connection.execute(sa.delete(FEEDBACK).where(FEEDBACK.c.feedback_id.in_(ids)))
 
     def _read_parts(self) -> Iterator[list[Feedback]]:
-        """Yield the waiting feedback in parts, by id; later arrivals may be missed."""
         last = ""
         while True:
             query = sa.select(FEEDBACK).where(FEEDBACK.c.feedback_id > last)
@@ -180,9 +170,8 @@ def _find_held(connection: "sa.Connection", feedback: Feedback) -> Conflict | bo
 
 
 def _content_of(feedback: Feedback) -> tuple[object, ...]:
-    """Return feedback without its time and origin, to tell repeats from clashes."""
-    said = {key: value for key, value in feedback.attributes.items() if key != c.RECEIVED}
-    return feedback.noun, feedback.target, feedback.value, said
+    attributes = {key: value for key, value in feedback.attributes.items() if key != c.RECEIVED}
+    return feedback.noun, feedback.target, feedback.value, attributes
 
 
 def _check_room(connection: "sa.Connection", feedback: Feedback) -> None:

@@ -21,14 +21,7 @@ _FIGURES: Final = ("input", "output", "cached", "written")
 
 
 class Tokens(NamedTuple):
-    """Tokens of calls.
-
-    Attributes:
-        input: Tokens given, from a cache or not.
-        output: Tokens answered.
-        cached: Those of the input that a cache held.
-        written: Those of the input that a cache then took.
-    """
+    """Tokens of calls; ``cached`` and ``written`` are input that a cache held, or then took."""
 
     input: int
     output: int
@@ -43,8 +36,8 @@ class Price:
     Attributes:
         input: Of those it is given.
         output: Of those it answers.
-        cached: Of those it is given that a cache held; None if they cost what others do.
-        written: Of those it is given that a cache then takes; None likewise.
+        cached: Of input that a cache held; None if it costs what other input does.
+        written: Of input that a cache then takes; None likewise.
         above: It holds for calls with more input tokens than this.
     """
 
@@ -78,11 +71,7 @@ def cost_of(price: Price, tokens: Tokens) -> float:
 
 
 class Prices:
-    """A table of prices by name or glob of a model; the first that fits counts.
-
-    Attributes:
-        rows: The names and globs, with their prices.
-    """
+    """A table of prices by name or glob of a model; the first that fits counts."""
 
     def __init__(self, rows: Iterable[tuple[str, Price]]) -> None:
         self.rows = tuple(rows)
@@ -112,13 +101,13 @@ def read_prices() -> Prices:
     Raises:
         ConfigError: The user's file cannot be read, or a row of it is not a price.
     """
-    own = config.PRICES.read()
-    paths = [Path(own), _PRICES] if own else [_PRICES]
+    custom = config.PRICES.read()
+    paths = [Path(custom), _PRICES] if custom else [_PRICES]
     try:
         return _read_tables(tuple((path, path.stat().st_mtime_ns) for path in paths))
     except (OSError, KeyError, TypeError, ValueError, ConfigError) as exc:
         raise ConfigError(
-            f"{config.PRICES.name}={own} is not a table of prices ({exc}); give a CSV file with "
+            f"{config.PRICES.name}={custom} is not a table of prices ({exc}); give a CSV file with "
             "the columns model, input and output, per million tokens; cached, written and above "
             "are optional"
         ) from exc

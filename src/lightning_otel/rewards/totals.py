@@ -66,8 +66,8 @@ class Totals:
 
     def add(self, other: "Totals") -> None:
         """Add what others counted."""
-        for each in fields(Totals):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        for field in fields(Totals):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 class StoreTotals(NamedTuple):
@@ -105,12 +105,12 @@ def category_of_task(text: str | None) -> str:
         task: Any = json.loads(text)
     except ValueError:  # of others, who write no JSON there
         return ""
-    found = task.get(KEY) if isinstance(task, dict) else None
-    return found if isinstance(found, str) else ""
+    category = task.get(KEY) if isinstance(task, dict) else None
+    return category if isinstance(category, str) else ""
 
 
 def category_of_resources(resources: Mapping[str, str]) -> str:
     """The category of what a step was made with; none where several are named."""
     matches = (_NAMED.fullmatch(name) for name in resources)
-    found = {match[1] for match in matches if match is not None}
-    return found.pop() if len(found) == 1 else ""
+    categories = {match[1] for match in matches if match is not None}
+    return categories.pop() if len(categories) == 1 else ""

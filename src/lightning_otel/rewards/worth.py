@@ -1,7 +1,4 @@
-"""A reward that weighs quality against cost and time.
-
-Tokens and times are read from the transitions; what a token costs only the user knows.
-"""
+"""A reward that weighs quality against cost and time, read from the transitions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,17 +19,16 @@ TOKENS: Final = "tokens"
 class Worth:
     """A reward function that weighs rewards against cost, seconds and tokens.
 
-    Apply it as any other, after the functions that give what it weighs:
-    ``apply_rewards(store, Worth(Composition({"exact_match": 1.0, "cost": -20.0})))``. Of what the
-    composition names, ``cost`` (by the prices), ``seconds`` (from the start of the first step to
-    the end of the last) and ``tokens`` (given and answered) are measured, where no reward has that
-    name; they stand beside the reward. A step that branches share counts once.
+    ``apply_rewards(store, Worth(Composition({"exact_match": 1.0, "cost": -20.0})))``, after the
+    functions that give what it weighs. Of what the composition names, ``cost`` (by the prices),
+    ``seconds`` (from the start of the first step to the end of the last) and ``tokens`` (given and
+    answered) are measured, where no reward has that name; they stand beside the reward. A step that
+    branches share counts once.
 
     Attributes:
-        composition: Weights and gates over rewards and what is measured; what shall be little has a
-            weight below 0.
+        composition: Weights and gates; what shall be little has a weight below 0.
         prices: Of each model, by its name or a glob.
-        name: What the reward is called.
+        name: The reward's name.
     """
 
     composition: Composition
@@ -55,8 +51,8 @@ class Worth:
             ConfigError: A model has no price, or did not say how many tokens it took.
         """
         steps = distinct_steps(trajectories)
-        wanted = [name for name in self._named_parts() if name not in rewards]
-        measured = {name: self._measure_part(name, steps) for name in wanted if name in _MEASURED}
+        missing = [name for name in self._named_parts() if name not in rewards]
+        measured = {name: self._measure_part(name, steps) for name in missing if name in _MEASURED}
         value = self.composition({**rewards, **measured})
         return None if value is None else {self.name: value, **measured}
 
@@ -86,14 +82,15 @@ _MEASURED: Final = (COST, SECONDS, TOKENS)
 
 
 def _count_tokens(step: Transition) -> tuple[int, int]:
-    """Tokens given and answered, as the server says, else as they were captured."""
-    given = step.input_tokens if step.input_tokens is not None else len(step.prompt_ids) or None
+    prompt_count = (
+        step.input_tokens if step.input_tokens is not None else len(step.prompt_ids) or None
+    )
     answered = (
         step.output_tokens if step.output_tokens is not None else len(step.response_ids) or None
     )
-    if given is None or answered is None:
+    if prompt_count is None or answered is None:
         raise ConfigError(
             f"step {step.step} does not say how many tokens the model {step.model!r} took; leave "
             f"{COST} and {TOKENS} out"
         )
-    return given, answered
+    return prompt_count, answered

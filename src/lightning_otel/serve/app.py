@@ -1,8 +1,7 @@
 """The web app: its routes, a plain list, behind the guard.
 
-A route is a function of a request; what it needs of this server it finds in ``request.app.state``.
-What it does not serve it refuses by raising a ``RefusalError`` or an error of ours, which becomes a
-page for people and OTLP's own form for programs.
+A route finds what it needs of this server in ``request.app.state``, and refuses by raising a
+``RefusalError`` or an error of ours: a page for people, OTLP's own form for programs.
 """
 
 from collections import defaultdict
@@ -77,19 +76,19 @@ def make_app(
     return Guard(app, access, refused)
 
 
-async def refuse(request: Request, found: Exception) -> Response:
+async def refuse(request: Request, error: Exception) -> Response:
     """Answer a request that a route does not serve, or for which there is none."""
-    if isinstance(found, HTTPException):
-        reason = _REASONS.get(found.status_code, found.detail)
-        found = RefusalError(found.status_code, reason, found.headers)
-    elif isinstance(found, LightningOtelError):
-        found = responses.refusal_of(found)
-    assert isinstance(found, RefusalError)
-    request.app.state.ingester.counts.refused[found.status] += 1
-    return refused(request, found)
+    if isinstance(error, HTTPException):
+        reason = _REASONS.get(error.status_code, error.detail)
+        error = RefusalError(error.status_code, reason, error.headers)
+    elif isinstance(error, LightningOtelError):
+        error = responses.refusal_of(error)
+    assert isinstance(error, RefusalError)
+    request.app.state.ingester.counts.refused[error.status] += 1
+    return refused(request, error)
 
 
-async def fail(request: Request, found: Exception) -> Response:
+async def fail(request: Request, error: Exception) -> Response:
     """Answer after a fault of ours, which the log tells of; the request learns nothing."""
     return refused(request, RefusalError(500, "this failed; the server's log says why"))
 

@@ -1,8 +1,7 @@
 """The guard in front of every route: host, origin, key, content type, form.
 
-A page in the user's own browser is the attacker meant by most of it: it can post to loopback, and
-by rebinding its name to 127.0.0.1 it could read, too. The other one is another user of the machine,
-who reaches the port and not the files: whatever reads needs the key.
+Against a page in the user's own browser, which can post to loopback and rebind its name; and
+against other users of the machine, who reach the port and not the files.
 """
 
 import asyncio
@@ -84,22 +83,22 @@ class Access:
         """The key that reads everything; empty if there is none."""
         return self.token or self.key
 
-    def opens(self, given: str) -> bool:
+    def opens(self, token: str) -> bool:
         """Compare a key with the right one in constant time."""
         key = self.reading_key.encode()
-        return bool(key) and secrets.compare_digest(given.encode("utf-8", "replace"), key)
+        return bool(key) and secrets.compare_digest(token.encode("utf-8", "replace"), key)
 
     def admits(self, request: Request) -> bool:
         """Return whether a request carries the key."""
-        given = request.query_params.get(_KEY, "") if request.method == "GET" else ""
-        return self.opens(_bearer_token(request)) or self.opens(given)
+        key = request.query_params.get(_KEY, "") if request.method == "GET" else ""
+        return self.opens(_bearer_token(request)) or self.opens(key)
 
     def knows(self, host: str) -> bool:
         """Return whether a Host header, or an Origin's authority, names this server."""
-        found = _HOST.fullmatch(host)
-        if found is None:
+        match = _HOST.fullmatch(host)
+        if match is None:
             return False
-        name = found[1].lower()
+        name = match[1].lower()
         return name in self.hosts or (self.is_open and _is_address(name))
 
 
@@ -182,16 +181,16 @@ class Guard:
     def _enter_by_key(self, request: Request) -> Response | None:
         """Answer a link that has the key: set a cookie and redirect to the address without the key.
 
-        From another site it leads on by a page that holds nothing but the address: after a redirect
-        it would still be that site that asks, and without the cookie.
+        From another site it leads on by a page: after a redirect it would still be that site that
+        asks.
         """
-        given = request.query_params.get(_KEY, "")
-        is_right = self._access.opens(given)  # what is open to everybody came here without the key
+        key = request.query_params.get(_KEY, "")
+        is_right = self._access.opens(key)  # what is open to everybody came here without the key
         before = self._session.prefix if is_right else prefix_of(request.scope)
         address = before + _address_without_key(request)
         if _is_link(request):
             answer: Response = HTMLResponse(render_link_page(address), headers=_ALONE)
-        elif request.method == "GET" and given:
+        elif request.method == "GET" and key:
             answer = RedirectResponse(address, 303)
         elif not request.scope["raw_path"]:  # the session's prefix without its slash
             answer = RedirectResponse(address, 308)
@@ -224,17 +223,17 @@ class Guard:
             )
 
     def _check_content_type(self, request: Request) -> None:
-        """No page elsewhere can send these without asking, or it is a form of one of our own."""
-        given = base_type(request.headers.get("content-type"))
-        if given in CONTENT_TYPES or is_call(request):
+        """Refuse what a page elsewhere can send without asking, but for forms of our own."""
+        kind = base_type(request.headers.get("content-type"))
+        if kind in CONTENT_TYPES or is_call(request):
             return
         # A page elsewhere cannot send a header of its own without asking, either.
         is_program = _bearer_token(request) or (
             self._access.is_keyless and "origin" not in request.headers and _is_local(request)
         )
-        if not given and is_program and _has_no_body(request):
+        if not kind and is_program and _has_no_body(request):
             return
-        if given != FORM or request.method != "POST" or request.url.path.startswith(_API):
+        if kind != FORM or request.method != "POST" or request.url.path.startswith(_API):
             raise RefusalError(415, f"send {' or '.join(CONTENT_TYPES)}")
         origin, site = (request.headers.get(name) for name in ("origin", "sec-fetch-site"))
         # Another port of this machine is another user's, maybe: the names alone do not tell.
@@ -279,10 +278,10 @@ def _is_loopback(name: str) -> bool:
 
 def _address_without_key(request: Request) -> str:
     query = request.scope["query_string"].decode("latin-1")
-    rest = [item for item in parse_qsl(query, keep_blank_values=True) if item[0] != _KEY]
+    parameters = [item for item in parse_qsl(query, keep_blank_values=True) if item[0] != _KEY]
     # Two slashes at its beginning would name another server.
     path = "/" + request.scope["raw_path"].decode("latin-1").lstrip("/")
-    return f"{path}?{urlencode(rest)}" if rest else path
+    return f"{path}?{urlencode(parameters)}" if parameters else path
 
 
 def _bearer_token(request: Request) -> str:
@@ -291,7 +290,6 @@ def _bearer_token(request: Request) -> str:
 
 
 def _keep_location(header: tuple[bytes, bytes], prefix: str) -> tuple[bytes, bytes]:
-    """A header of an answer that leads nowhere but to where the request's browser finds pages."""
     name, text = header
     is_within = text.startswith(prefix.encode())
     if name.lower() != b"location" or is_within or not text.startswith(b"/"):
@@ -309,7 +307,7 @@ def _host_of(request: Request) -> str:
 
 
 def _authority_of(origin: str) -> str:
-    """Host and port of an origin; empty where it is no web page's."""
+    """Return host and port of an origin; empty where it is no web page's."""
     try:
         parts = urlsplit(origin)
     except ValueError:

@@ -1,7 +1,6 @@
 """The server's memory: what a read took goes back to the system after it.
 
-A read takes some 50 MB for a moment, most of it in small pieces, for DuckDB's plans. What is freed
-of that the C library keeps, and for each thread that took some apart from the others'.
+A read takes some 50 MB for a moment, which the C library keeps for each thread.
 
 Source: mallopt(3), malloc_trim(3) of glibc; other C libraries have neither, nor the habit.
 """
@@ -29,7 +28,7 @@ def trim_heap() -> None:
 @cache
 def _load_glibc() -> ctypes.CDLL | None:
     try:
-        found = ctypes.CDLL("libc.so.6")
+        libc = ctypes.CDLL("libc.so.6")
     except OSError:
         return None
-    return found if hasattr(found, "mallopt") and hasattr(found, "malloc_trim") else None
+    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None

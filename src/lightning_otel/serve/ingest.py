@@ -71,11 +71,7 @@ class Ingester:
         came: str,
         is_logs: bool = False,
     ) -> Mapping[str, int]:
-        """Have the spans of a body in a segment, where no death of this process loses them.
-
-        Returns:
-            How many were rejected for which reason.
-        """
+        """Have the spans of a body in a segment; return how many were rejected, by reason."""
         if self._waiting >= _MOST_WAITING:
             raise busy()
         self._waiting += 1
@@ -119,18 +115,18 @@ class Ingester:
     ) -> Mapping[str, int]:
         if is_compressed:
             body = inflated(body, DEFAULT_LIMITS)
-        found = decode(body, came, DEFAULT_LIMITS)  # what is no request is refused here
+        spans_read = decode(body, came, DEFAULT_LIMITS)  # what is no request is refused here
         rejected: Counter[str] = Counter()
         count = 0
 
         def fit_spans() -> Iterator[Span]:
             nonlocal count
-            for each in found:
-                if isinstance(each, Rejected):
-                    rejected[each.reason] += 1
+            for span in spans_read:
+                if isinstance(span, Rejected):
+                    rejected[span.reason] += 1
                 else:
                     count += 1
-                    yield each
+                    yield span
 
         self._keep_spans(fit_spans())
         if rejected:  # not before: where the disk refused the others, all of them come again

@@ -1,8 +1,7 @@
 """Spans in by OTLP/HTTP and OTLP/gRPC, logs by HTTP, each answered in the sender's own format.
 
-gRPC comes on the same port: one unary call, whose frames HTTP/2 carries as they are. A gRPC library
-would bring 19 MB and a server of its own beside the guard; of what it does this needs five bytes
-before a message and a status in the trailers.
+gRPC comes on the same port: five bytes before a message and a status in the trailers, instead of a
+library of 19 MB.
 Source: OTLP 1.x, "OTLP/HTTP Response"; "gRPC over HTTP2" of grpc.io.
 """
 

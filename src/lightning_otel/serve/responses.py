@@ -71,6 +71,6 @@ def refused(content_type: str, refusal: RefusalError) -> Response:
 
 def said(rejected: Mapping[str, int]) -> str:
     """Word the reasons for rejected spans, the most frequent first."""
-    found = sorted(rejected.items(), key=lambda item: -item[1])
-    texts = [f"{count} × {reason}" for reason, count in found[:_MOST_REASONS]]
-    return "; ".join([*texts, "…"] if len(found) > _MOST_REASONS else texts)
+    reasons = sorted(rejected.items(), key=lambda item: -item[1])
+    texts = [f"{count} × {reason}" for reason, count in reasons[:_MOST_REASONS]]
+    return "; ".join([*texts, "…"] if len(reasons) > _MOST_REASONS else texts)

@@ -68,7 +68,7 @@ class Listener:
 
 
 def read_token(path: Path) -> tuple[str, bool]:
-    """The token in a file, and whether it was made just now because there was no file.
+    """Return the token in a file, and whether the file was made just now.
 
     Raises:
         ConfigError: The file cannot be read or made, others can read it, or it holds no token.
@@ -96,10 +96,7 @@ def read_token(path: Path) -> tuple[str, bool]:
 
 
 def read_key(path: Path) -> tuple[str, bool]:
-    """The viewer's key in a file of a store, and whether it is kept there.
-
-    A store that may only be read has one for as long as this server runs.
-    """
+    """Return the viewer's key in a file of a store, and whether it can be kept there."""
     try:
         return read_token(path)[0], True
     except ConfigError:
@@ -111,10 +108,10 @@ def read_key(path: Path) -> tuple[str, bool]:
 def resolve_host(host: str) -> str:
     """The IP address a host name stands for on this machine."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as exc:
         raise ConfigError(f"cannot listen at {host!r}: {exc.strerror}; try 127.0.0.1") from exc
-    return str(found[0][4][0])
+    return str(addresses[0][4][0])
 
 
 def make_access(host: str, token: str, names: Iterable[str] = ()) -> Access:
@@ -129,8 +126,8 @@ def make_access(host: str, token: str, names: Iterable[str] = ()) -> Access:
             f"{host} can be reached from other machines, where anybody could write and read spans; "
             "name a token with --token-file, or listen at 127.0.0.1"
         )
-    own = f"[{address}]" if address.version == 6 else str(address)
-    hosts = {"localhost", own, host.lower(), *(name.lower() for name in names)}
+    address_text = f"[{address}]" if address.version == 6 else str(address)
+    hosts = {"localhost", address_text, host.lower(), *(name.lower() for name in names)}
     if not address.is_loopback:
         hosts |= {socket.gethostname().lower(), socket.getfqdn().lower()}
     return Access(frozenset(hosts), token, is_open=not address.is_loopback)
@@ -146,15 +143,15 @@ def open_listener(host: str, port: int | None) -> Listener:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     ports = range(PORT, PORT + _TRIED_PORTS) if port is None else [port]
     reason = ""
-    for each in ports:
+    for candidate in ports:
         try:
-            found = socket.create_server((address, each), family=family, backlog=_BACKLOG)
+            listening = socket.create_server((address, candidate), family=family, backlog=_BACKLOG)
         except OSError as exc:
             reason = os.strerror(exc.errno) if exc.errno else str(exc)
             if exc.errno == errno.EADDRINUSE:
                 continue
             raise ConfigError(f"cannot listen at {host}: {reason}; try 127.0.0.1") from exc
-        return Listener(found, host, found.getsockname()[1])
+        return Listener(listening, host, listening.getsockname()[1])
     raise ConfigError(
         f"cannot listen at {host}, port {ports[0]}: {reason}; "
         "leave --port out for the next free one"
@@ -217,9 +214,9 @@ async def _serve_listener(
 
 
 def _allow_many_files() -> None:
-    """A stalled connection costs a descriptor until its time is up: allow as many as we may."""
+    """Allow as many descriptors as we may: a stalled connection costs one until its time is up."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    if soft < wanted:
+    limit = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft < limit:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -1,8 +1,7 @@
 """The session of browsers that opened the link with the key, kept from other servers.
 
-Browsers send a cookie to every port of its host, so that whoever serves at another one could use it
-here. To a path they do not: pages that are opened with the key lie below one that is drawn anew
-with each start, as is the cookie's value. The key is in neither.
+Browsers send a cookie to every port of its host, but not to every path: pages lie below one that is
+drawn anew with each start, as is the cookie's value. The key is in neither.
 """
 
 import re
@@ -22,11 +21,7 @@ _ADDRESS: Final = re.compile(
 
 
 class Session:
-    """The session that all browsers share, until the server ends.
-
-    Attributes:
-        prefix: The path below which such a browser finds all.
-    """
+    """The session that all browsers share, below the path ``prefix``, until the server ends."""
 
     def __init__(self) -> None:
         self.prefix = f"/v-{secrets.token_urlsafe(16)}"
@@ -47,9 +42,9 @@ class Session:
 
     def knows(self, request: Request) -> bool:
         """Return whether the browser has the session's cookie."""
-        given = request.cookies.get(_COOKIE, "").encode("utf-8", "replace")
+        cookie = request.cookies.get(_COOKIE, "").encode("utf-8", "replace")
         return bool(prefix_of(request.scope)) and secrets.compare_digest(
-            given, self._cookie.encode()
+            cookie, self._cookie.encode()
         )
 
     def admit(self, answer: Response) -> None:
@@ -60,8 +55,8 @@ class Session:
 
 def prefix_of(scope: Scope) -> str:
     """The path below which a request's browser finds all; empty without such a browser."""
-    found: str = scope.get(_PREFIX, "")
-    return found
+    prefix: str = scope.get(_PREFIX, "")
+    return prefix
 
 
 def placed(scope: Scope, markup: str) -> str:

@@ -35,14 +35,14 @@ def parquet_parts(write: Callable[[Path], object]) -> Iterator[bytes]:
 
 def join_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
     """Yield lines in parts of some size."""
-    held = bytearray()
+    buffer = bytearray()
     for line in lines:
-        held += line
-        if len(held) >= PART_BYTES:
-            yield bytes(held)
-            held.clear()
-    if held:
-        yield bytes(held)
+        buffer += line
+        if len(buffer) >= PART_BYTES:
+            yield bytes(buffer)
+            buffer.clear()
+    if buffer:
+        yield bytes(buffer)
 
 
 class Streams:
@@ -80,10 +80,7 @@ class Streams:
 
 
 class StreamedResponse(StreamingResponse):
-    """An answer that holds a place until it ends, however it does.
-
-    What streams it cannot give the place back: of a reader that is gone at once, none of it is run.
-    """
+    """An answer that holds a place until it ends; its stream may never run."""
 
     def __init__(
         self,
@@ -103,8 +100,8 @@ class StreamedResponse(StreamingResponse):
             self._release()
 
 
-async def _send_parts(first: bytes, rest: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def _send_parts(first: bytes, parts: Iterator[bytes]) -> AsyncIterator[bytes]:
     if first:
         yield first
-    async for part in iterate_in_threadpool(rest):
+    async for part in iterate_in_threadpool(parts):
         yield part

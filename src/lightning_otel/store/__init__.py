@@ -1,7 +1,6 @@
 """The store: spans of any number of processes, readable by DuckDB while they are written.
 
-Writing (``segment``) imports no DuckDB; reading (``source``, ``table``) and settling do. The names
-here are imported when they are used, so that the traced process pays for none of it.
+Names are imported when they are used: the traced process pays for no DuckDB.
 """
 
 import os
@@ -41,18 +40,16 @@ class SpanStore:
         """Name a store; nothing is opened or made yet.
 
         Args:
-            path: ``X.duckdb``, a folder, or ``:memory:``; or the URL of an engine elsewhere, which
-                is read, and given few spans: ``http://host:4318`` (``lightning-otel serve``),
-                ``clickhouse://user:password@host:8123/database?table=otel_traces``. With
-                ``since=2026-11-01`` or ``until=…`` behind the ``?``, spans that began at another
-                time are not looked at. Or a lake,
-                ``ducklake:postgres://user@host/db?data=s3://bucket/prefix``. By default
+            path: ``X.duckdb``, a folder, or ``:memory:``; or a URL: ``http://host:4318``
+                (``lightning-otel serve``),
+                ``clickhouse://user:password@host:8123/database?table=otel_traces``, or a lake,
+                ``ducklake:postgres://user@host/db?data=s3://bucket/prefix``. ``since=2026-11-01``
+                and ``until=…`` behind the ``?`` bound when spans began. By default
                 ``LIGHTNING_OTEL_STORE``, else ``.lightning/traces.duckdb``.
             data: Where a lake's files lie, if the path does not say.
 
         Raises:
-            ConfigError: The path is a URL of an engine this version does not know, or one that
-                cannot be understood.
+            ConfigError: The URL is of an unknown engine, or cannot be understood.
         """
         check_types({"path": path, "data": data}, SpanStore.__init__.__annotations__)
         self._given = os.fspath(path) if path is not None else config.STORE.read()
@@ -95,9 +92,7 @@ class SpanStore:
         self.source.add(spans)
 
     def connect(self) -> "duckdb.DuckDBPyConnection":
-        """Return a DuckDB connection with the views: spans, calls, rewards, rollouts, steps.
-
-        It is an in-memory database of its own; nothing done in it reaches the store.
+        """Return an in-memory DuckDB connection with views: spans, calls, rewards, rollouts, steps.
 
         Raises:
             StoreMissingError: There is no store.
@@ -131,8 +126,7 @@ class SpanStore:
 
         Raises:
             StoreMissingError: There is no store.
-            StoreError: There is no room, or a file that must be looked into is damaged. Nothing is
-                lost by it: what waited to be settled goes on waiting.
+            StoreError: The disk is full, or a file is damaged; what waited goes on waiting.
         """
         from lightning_otel.store.damage import translate_errors
         from lightning_otel.store.recovery import ensure_manifest
@@ -164,8 +158,7 @@ class SpanStore:
     def accounting_by_process(self, *, since_ns: int = 0) -> "dict[str, Accounting]":
         """Account for each process that lost spans or has segments not settled long ago.
 
-        Args:
-            since_ns: Only processes that began to record at this time or later.
+        Only for processes that began to record at ``since_ns`` or later.
 
         Raises:
             StoreMissingError: There is no store.
@@ -184,16 +177,14 @@ class SpanStore:
         """Settle, and put the spans that a lake has not got yet into it, exactly once.
 
         Args:
-            lake: Where to; by default this store itself, if it is a lake: what this machine
-                recorded for it goes there.
-            is_rest_included: Whether spans too few for a file of their own go in as well; without,
-                they wait for more.
+            lake: By default this store itself, if it is a lake.
+            is_rest_included: Whether spans too few for a file of their own go in as well.
 
         Raises:
             ConfigError: It is no lake, or its DuckDB extensions are not installed.
             StoreMissingError: Nothing was recorded.
             StoreError: Another process publishes this store, or the lake cannot be reached or
-                written. What was not published is with the next time.
+                written.
         """
         from lightning_otel.store.engines.ducklake import DuckLakeSource
         from lightning_otel.store.engines.publish import publish
@@ -229,18 +220,15 @@ class SpanStore:
     ) -> "CompactResult":
         """Pack the files as tightly as they can be, and drop what is not to be kept any more.
 
-        Readers are not disturbed, and whatever cuts it off, no span is lost by it. By default
-        everything is kept. ``is_text_left`` of the result says whether text of rollouts dropped by
-        age or id is still on the disk.
+        Readers are not disturbed, and whatever cuts it off, no span is lost by it.
 
         Args:
             older_than_s: Drop rollouts whose last span ended longer ago than this, seconds.
             max_bytes: Drop the oldest rollouts until the store takes no more than this.
             rollout_ids: Drop these rollouts.
             is_dry_run: Only say what would happen.
-            wait_s: How long to wait until the files that held rollouts dropped by age or id are
-                unlinked, which is a minute after that, for those who read them; and as long before
-                for processes that write on into a file that holds some.
+            wait_s: Wait at most so long until no file holds rollouts dropped by age or id: a minute
+                for readers of old files, and as long before for processes that write.
             progress: Told how many of how many rows are done.
             waiting: Told how many seconds are left until then.
 
@@ -288,12 +276,11 @@ class SpanStore:
             patterns: Regular expressions; what they match in any text becomes ``[redacted]``.
             keys: Attributes, or fields in them and in messages, whose values go; globs work.
             secrets: Also mask keys and tokens of the shapes that capture knows.
-            ids: Look only at these rollouts, traces, spans or responses; where no rule is given,
-                all that was said in them goes.
-            reason: Why, which is kept with the record of what was done.
+            ids: Look only at these rollouts, traces, spans or responses; without a rule, all that
+                was said in them goes.
+            reason: Kept with the record of the redaction.
             is_dry_run: Only count.
-            wait_s: How long to wait until the files that held it are unlinked, which is a minute
-                after they were written anew, for those who read them.
+            wait_s: Wait at most so long, as :meth:`compact` does.
             progress: Told how many of how many rows were looked at.
             waiting: Told how many seconds are left until then, or for a process to write on.
 
@@ -313,10 +300,7 @@ class SpanStore:
         )  # fmt: skip
 
     def repair(self) -> "list[Note]":
-        """Verify every file, get back what can be of what is damaged, and give up the rest.
-
-        Returns:
-            What was damaged or missing: how many of its spans came back, and how many are gone.
+        """Verify every file, get back what can be, and give up the rest; return what came of it.
 
         Raises:
             StoreMissingError: There is no store.
@@ -330,14 +314,11 @@ class SpanStore:
         return repair(self.layout)
 
     def pack(self, path: str | os.PathLike[str]) -> int:
-        """Write everything into one self-contained DuckDB database with real tables.
+        """Write everything into one self-contained DuckDB database; return the number of spans.
 
         Args:
-            path: The new database; or ``clickhouse://…`` to load what a ClickHouse table of an
-                OpenTelemetry Collector does not hold yet into it.
-
-        Returns:
-            The number of spans written.
+            path: The new database; or ``clickhouse://…`` to load missing spans into the table of an
+                OpenTelemetry Collector.
 
         Raises:
             StoreError: Something stands at the path already, or it cannot be written.
@@ -355,7 +336,7 @@ class SpanStore:
         """Follow every ended span once, as it ends or in batches, from a durable position.
 
         ``for span in store.follow("trainer")`` waits for what comes; ``.batch()`` takes what is
-        there. Any number of consumers follow side by side, each under its name.
+        there.
 
         Args:
             name: The consumer's name; a new one begins with the oldest span.
@@ -374,13 +355,10 @@ class SpanStore:
         return Follower(self.layout, name, idle_s=idle_s, since_ns=since_ns)
 
     def find(self, prefix: str) -> tuple[str, str]:
-        """Find the rollout, trace, span or response by the beginning of its id, or ``@last~2``.
-
-        Returns:
-            What it is (``rollout``, ``trace``, ``span`` or ``response``) and its whole id.
+        """Return the noun (``rollout``, ``trace``, ``span``, ``response``) and id of a prefix.
 
         Raises:
-            NotFoundError: None does, or several do.
+            NotFoundError: No id begins so, or several do; ``@last~2`` is the third newest rollout.
         """
         from lightning_otel.store.lookup import find_id
         from lightning_otel.store.selection import INDEX_COLUMNS

@@ -39,13 +39,10 @@ _WIDE: Final = 256
 class Arrivals:
     """Reads, pass by pass, the spans that a consumer does not have.
 
-    Attributes:
-        bound: What the last pass has read to the end; None where some of it was not read yet, or
-            could not be.
+    ``bound`` is what the last pass has read to the end; None where something is left to read.
     """
 
     def __init__(self, layout: Layout, position: Position, *, since_ns: int) -> None:
-        """Begin at the oldest span that the consumer does not have."""
         self.bound: Bound | None = None
         self._layout, self._position, self._since_ns = layout, position, since_ns
         self._read: set[str] = set()
@@ -95,7 +92,6 @@ class Arrivals:
         return max((find_settled_ns(self._layout.data, file) for file in files), default=0)
 
     def _forget_segments(self, names: set[str]) -> None:
-        """Forget what is known of all segments but these."""
         processes = {name.rpartition("-")[0] for name in names}
         for name in self._offsets.keys() - names:
             del self._offsets[name]
@@ -104,7 +100,6 @@ class Arrivals:
             del self._numbers[process]
 
     def _has_file(self, file: DataFile) -> bool:
-        """Return whether the consumer needs nothing of a file; it is not even opened."""
         return (
             file.max_start_ns < self._since_ns
             or file.name in self._read
@@ -125,7 +120,6 @@ class Arrivals:
         return Bound(settled_ns, names.union(Path(name).stem for name in snapshot.excluded))
 
     def _list_missing_files(self, snapshot: Snapshot) -> list[DataFile]:
-        """Return the files that a pass lacks, damaged ones among them that may be repaired."""
         names = {file.name for file in snapshot.files} - self._unreadable
         files = [f for f in self._layout.read_manifest().live_files if f.name not in names]
         notes = read_notes(self._layout) if self._layout.quarantine.exists() else ()
@@ -173,10 +167,7 @@ class Arrivals:
         return self._drop_settled(arrivals, snapshot)
 
     def _drop_settled(self, spans: list[Ended], snapshot: Snapshot) -> list[Ended]:
-        """Return the spans without those that came a second time, and stand in a file already.
-
-        Only those without a number can, and they begin when they began the first time.
-        """
+        """Leave out spans that came twice: only those without a number can, with the same start."""
         times = [span.record["start_ns"] for span in spans if not span.origin]
         files = [
             file
@@ -199,7 +190,6 @@ class Arrivals:
 
     @contextlib.contextmanager
     def _open_files(self, files: Sequence[DataFile]) -> Iterator[Reader]:
-        """Open some files as the view ``every``, without those that turn out to be damaged."""
         from lightning_otel.store.source import prepare
 
         names = {file.name for file in files}
@@ -218,7 +208,7 @@ class Arrivals:
             yield Reader(con, self._layout, define)
 
     def _read_file(self, file: DataFile) -> Iterator[list[Ended]]:
-        """Yield what is not delivered of a file; ids first, for nothing else is read of others."""
+        """Yield what is not delivered of a file: ids first, for nothing else is read of others."""
         with self._open_files([file]) as reader:
             rows = self._find_rows(reader)
             if rows:
@@ -253,7 +243,6 @@ class Arrivals:
 
 
 def _read_lines(file: BinaryIO) -> list[bytes]:
-    """Read some whole lines; none where there is none yet."""
     block = file.read(_BLOCK_BYTES)
     while b"\n" not in block and len(block) <= _LONGEST and (more := file.read(_BLOCK_BYTES)):
         block += more

@@ -1,8 +1,7 @@
 """The views of the catalogue ``X.duckdb``, for whoever opens the store with DuckDB alone.
 
-What counts is decided by the manifest at each query, as of the start of the query's transaction; so
-a catalogue, once written, stays right whatever is recorded or settled after; :mod:`template` makes
-the file. A store is also packed into one database with real tables, and nothing beside it.
+The manifest decides at each query what counts, as of the start of its transaction: a catalogue,
+once written, stays right. :mod:`template` makes the file.
 """
 
 import contextlib
@@ -104,8 +103,7 @@ def catalogue_statements(
         folder: The store's folder as a SQL expression, which DuckDB reads as a pattern.
         manifest_name: The name of its manifest.
         excluded: Names of damaged files and segments, which are not opened.
-        alive: The processes that may still end what they began; by default each one with a segment
-            that nobody settled.
+        alive: Processes that may still end spans; by default each one with an unsettled segment.
     """
     manifest = ndjson_sql(f"{folder} || {quote_text(f'/{manifest_name}')}", MANIFEST_COLUMNS)
     macro = _unsettled_sql(folder, manifest) if alive is None else alive_macro_sql(alive)
@@ -118,11 +116,7 @@ def catalogue_statements(
 
 
 def _spans_sql(folder: str, manifest: str, excluded: Collection[str]) -> str:
-    """SELECT every span once, an unended one with an empty ``end_ns``.
-
-    The manifest is read where it is needed, not materialized: with that, DuckDB 2.0 reads every
-    column of every file for a mere count.
-    """
+    """SELECT every span once; a materialized manifest lets DuckDB 2.0 read all columns."""
     damaged = [name for name in excluded if name.endswith(".parquet")]
     segments = ndjson_sql(f"{folder} || '/live/*.ndjson'", SEGMENT_COLUMNS)
     columns = ", ".join(COLUMNS)
@@ -158,7 +152,7 @@ def _is_ahead(time_us: str) -> str:
 
 
 def _unsettled_sql(folder: str, manifest: str) -> str:
-    """Take a process for alive that has a segment nobody settled: as near as SQL comes to locks."""
+    """Take a process for alive that has an unsettled segment: as near as SQL comes to locks."""
     return rf"""CREATE OR REPLACE MACRO is_alive(process) AS process IN (
   SELECT regexp_extract(parse_filename(file), '^(.+)-[0-9]+\.ndjson$', 1)
   FROM glob({folder} || '/live/*.ndjson')

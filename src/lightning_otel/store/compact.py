@@ -1,8 +1,8 @@
 """Merge settled files, and drop the rollouts that retention does not keep.
 
-Each file is one commit of the manifest: a compact that is killed leaves the store whole, and the
-next one continues. Merged files stay for a grace period, for readers that have opened them.
-Retention drops whole rollouts, never parts of a tree; a span without a rollout goes with its trace.
+Each file is one commit of the manifest: the next compact continues one that was killed. Merged
+files stay for a grace period. Retention drops whole rollouts; a span without one goes with its
+trace.
 """
 
 import logging
@@ -51,12 +51,9 @@ Group = tuple[DataFile, ...]
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Limits of age, size and failures; by default everything is kept.
+    """Limits of age (Unix nanoseconds), size and failures; by default everything is kept.
 
-    Attributes:
-        since_ns: Rollouts whose last span ended before this go, Unix nanoseconds.
-        max_bytes: The oldest rollouts go until files and segments take no more than this.
-        without: Ids of rollouts that go.
+    The oldest rollouts go until files and segments take ``max_bytes``; ``without`` are ids that go.
     """
 
     since_ns: int | None = None
@@ -78,22 +75,19 @@ class CompactResult:
 
     Attributes:
         segments: Segments settled first.
-        merged: Files that became others.
-        made: What they became.
+        merged: Files that became the files ``made``.
         unlinked: Files of which nothing was to be kept.
         dropped: Rollouts and spans that went, by reason.
         rejected: Spans left out because two files held their id, by reason.
         left: Files with rows too wide to be merged in the memory allowed.
-        bytes_before: Size of everything on the disk before.
-        bytes_after: And after; as before in a dry run.
+        bytes_before: Size of everything on the disk before; ``bytes_after`` as well in a dry run.
         segments_open: Segments that other processes were asked to close, and write to yet.
         deleted: Rollouts that went for their age or as they were named.
         open_spans: Spans of these that a process holds open, or that stand in its segment.
-        aside: If any went, damaged parts in quarantine, which cannot be looked into.
-        queued: Tasks of these that wait or run in the queue, as far as somebody looked.
+        aside: Damaged parts in quarantine, which cannot be looked into, if rollouts were deleted.
+        queued: Tasks of these that wait or run in the queue.
         is_gone: Whether every file is unlinked that held these; true where there are none.
-        bytes_waiting: Size of what was replaced and is on the disk yet.
-        waiting_s: How long readers may still need that, seconds.
+        bytes_waiting: Size of what was replaced, on the disk for readers ``waiting_s`` longer.
     """
 
     segments: int = 0
@@ -132,8 +126,7 @@ def compact(
 ) -> CompactResult:
     """Settle what can be, drop what is not to be kept, and merge the files that are left.
 
-    Processes that record are asked to close their segments. Where rollouts are deleted, they and
-    the readers of replaced files are waited for; a size limit only makes room.
+    Where rollouts are deleted, processes that record and readers of replaced files are waited for.
     """
     before, asked = removal.measure_disk(layout), removal.list_open_segments(layout)
     if not is_dry_run:
@@ -178,11 +171,8 @@ def compact_if_needed(
 ) -> int:
     """Merge one group of small files if there are many, and drop rollouts beyond a size limit.
 
-    Do nothing if another process settles. A tenth more than needed is dropped: else every settled
-    segment would have files rewritten.
-
-    Returns:
-        How many ended spans went.
+    Nothing if another process settles. A tenth more than needed is dropped, lest every settled
+    segment rewrites files. Return how many ended spans went.
     """
     has_many = sum(map(_may_grow, layout.read_manifest().live_files)) >= least_files
     limit = None
@@ -215,10 +205,9 @@ def _find_expired(
     *,
     is_dry_run: bool = False,
 ) -> Mapping[str, Expired]:
-    """Fill the table ``expired`` with rollouts and the reason for each; count them by reason.
+    """Fill the table ``expired`` with rollouts and reasons; count them by reason.
 
-    Spans in segments that a process still writes to stay, but keep their rollout young. Foretold
-    is what goes once they are closed.
+    Spans in segments that a process still writes to stay, and keep their rollout young.
     """
     con.execute("CREATE TABLE expired (rollout VARCHAR, reason VARCHAR)")
     if retention == Retention():
@@ -285,7 +274,6 @@ def _find_expired(
 
 
 def _count_open(con: "duckdb.DuckDBPyConnection", layout: Layout) -> dict[Path, int]:
-    """Count the spans of deleted rollouts, begun or ended, in segments that are not settled."""
     paths = layout.list_unsettled(layout.read_manifest())
     if not paths:
         return {}
@@ -303,10 +291,7 @@ def _count_open(con: "duckdb.DuckDBPyConnection", layout: Layout) -> dict[Path, 
 def _make_plan(
     con: "duckdb.DuckDBPyConnection", layout: Layout, *, most_untouched: int | None = None
 ) -> tuple[list[Group], list[Group]]:
-    """Return files of which nothing stays, each alone, and groups to be merged.
-
-    The table ``expired`` says what goes. Groups of which nothing does are limited in number.
-    """
+    """Return files of which nothing stays, and groups to merge; ``expired`` says what goes."""
     files, rows = list_live_files(layout, layout.read_manifest()), Counter[str]()
     if fetch_row(con, "SELECT count(*) FROM expired") != (0,):
         found = con.execute(
@@ -326,20 +311,15 @@ def _make_plan(
 
 
 def _may_grow(file: DataFile) -> bool:
-    """Return whether a file is not packed yet, or so small that it should grow."""
     return not file.is_compact or _measure_fill(file) < 0.5
 
 
 def _measure_fill(file: DataFile) -> float:
-    """Return how much of a file's greatest size this one takes."""
     return max(file.rows / TARGET_ROWS, file.size_bytes / TARGET_BYTES)
 
 
 def _group_files(files: Sequence[DataFile]) -> list[Group]:
-    """Group files in order of time, so that rollouts meet and old files stay old.
-
-    Those of one publication alone: whether its spans are in a lake is true of all or of none.
-    """
+    """Group files of one publication in order of time, so that rollouts meet."""
     groups: list[list[DataFile]] = []
     fill = 0.0
     for file in sorted(files, key=lambda file: (file.publication, file.min_start_ns, file.name)):
@@ -358,7 +338,6 @@ def _carry_out(
     groups: Sequence[Group],
     progress: Progress | None = None,
 ) -> CompactResult:
-    """Rewrite each group into one file, or none if nothing of it stays."""
     total = 2 * sum(file.rows for group in groups for file in group)
     done = Counter[str]()
 

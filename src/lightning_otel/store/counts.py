@@ -1,8 +1,6 @@
-"""Counts of ended spans by reason, as writers and settlers keep them.
+"""Counts of ended spans by reason, such as ``rejected.conflict``.
 
-A count is a whole number under a name, ``rejected.conflict`` say. Counts are added up name by name,
-so they pass from a segment's lines into the manifest, whatever is packed or merged later.
-Pure: no I/O, nothing imported from outside.
+They add up name by name, from a segment's lines into the manifest. Pure: no I/O.
 """
 
 from collections import Counter
@@ -59,8 +57,7 @@ class Accounting:
     """The accounts of all ended spans: ``ended = stored + pending + rejected + dropped``.
 
     Attributes:
-        ended: Spans whose end was handed to a writer, as the writers themselves counted them; for a
-            process that was killed, what its segments say.
+        ended: Spans handed to a writer, as writers counted; of a killed process, as segments say.
         stored: Spans that can be read.
         pending: Spans in memory that wait for the disk; known of this process only.
         rejected: Spans that could not be kept for what they are, by reason.

@@ -1,8 +1,7 @@
 """Damage in a store: found, put aside, and said, so that the rest is read.
 
-A part is called damaged only if its bytes were read and are wrong; what the system refuses just now
-(an I/O error, no more open files) says nothing about it. A process that is not elected at that
-moment, or may not write, reads without the damaged part and leaves it where it is.
+Only bytes that were read and are wrong are damage, not what the system refuses just now. A process
+that is not elected, or may not write, reads without the damaged part.
 """
 
 import contextlib
@@ -58,13 +57,10 @@ _stores: defaultdict[Path, _Known] = defaultdict(_Known)
 def exclude_damage(
     layout: Layout, files: Sequence[DataFile] | None = None, *, is_thorough: bool = False
 ) -> dict[str, str]:
-    """Verify what this process has not read yet; quarantine what is damaged, or read without it.
+    """Quarantine damaged parts, or read without them; return their names and why.
 
-    A process reads each part once (0.03 s for 14 MB), and of a segment what was appended since,
-    unless it is to be thorough. Some data files are verified, or everything.
-
-    Returns:
-        Names of what is damaged, and why; missing files are not among them.
+    A process reads each part once (0.03 s for 14 MB), of a segment what was appended since, unless
+    ``is_thorough``.
     """
     damaged = _find_damage(layout, files, is_thorough=is_thorough)
     if damaged:
@@ -114,10 +110,7 @@ def recover(exc: "duckdb.Error", layout: Layout) -> dict[str, str]:
 
 
 def explain(exc: "duckdb.Error", layout: Layout | None, verb: str = "read") -> StoreError:
-    """Return the error that says what of a store one of DuckDB's is about.
-
-    What is damaged is put aside, so that another attempt reads the rest.
-    """
+    """Return the error that says what of a store one of DuckDB's is about; put damage aside."""
     if layout is None:
         text = " ".join(str(exc).split())
         remedy = disk_remedy(exc, "look after what holds them")
@@ -180,7 +173,6 @@ def _find_damage(
 
 
 def _find_links(layout: Layout) -> dict[str, str]:
-    """Return names of what readers would take for a file or segment, and is neither."""
     links: dict[str, str] = {}
     for folder, suffix in ((layout.data, _SUFFIX), (layout.live, SEGMENT_SUFFIX)):
         with contextlib.suppress(FileNotFoundError):
@@ -190,9 +182,9 @@ def _find_links(layout: Layout) -> dict[str, str]:
 
 
 def release_missing_files(layout: Layout) -> None:
-    """Release what files that are gone were made from, to be read again; settler only.
+    """Release what missing files were made from, to be read again; settler only.
 
-    A missing file without any is left in the manifest: it may come back, as with its disk.
+    A missing file without any stays in the manifest: it may come back, as with its disk.
     """
     manifest = layout.read_manifest()
     absent = {file.name for file in list_missing_files(layout, manifest)}

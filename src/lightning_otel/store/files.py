@@ -113,7 +113,7 @@ def write_private(path: Path, content: bytes, *, is_synced: bool = False) -> Non
 def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Write a file atomically: give a temporary path, renamed to the path if the block succeeds.
 
-    Until then nobody else can read it; after that only those who could read what stood there.
+    Only those who could read what stood there can read it then.
     """
     final = Path(os.path.realpath(path))
     made = final.with_name(f".{final.name}.{os.getpid()}-{os.urandom(4).hex()}")

@@ -23,9 +23,8 @@ class Follower:
     """One named consumer of a store; iterate over it, or take batches, or both.
 
     A span counts as delivered when the next one, or the next batch, is asked for, and at
-    :meth:`commit`. What was delivered is committed to disk at the latest after a second, and when
-    all there was has been taken. Whoever dies between a delivery and its commit is given those
-    spans again, and no others; nothing is ever left out.
+    :meth:`commit`. It is committed to disk within a second, and when all there was has been taken;
+    whoever dies before that is given those spans again, and no others.
 
     Spans of one process come in the order in which they were written.
     """
@@ -39,10 +38,9 @@ class Follower:
         since_ns: int = 0,
         select: Callable[[Span], bool] | None = None,
     ) -> None:
-        """Open the consumer's position, or begin one; others as ``Store.follow`` has them.
+        """Open the consumer's position, or begin one that without a name ends with this object.
 
-        Spans that ``select`` refuses are passed over. Without a name the position ends with this
-        object.
+        Spans that ``select`` refuses are passed over; the rest as ``Store.follow`` has it.
         """
         layout.require()
         self._layout = layout
@@ -69,7 +67,6 @@ class Follower:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """Close; what is in hand counts as delivered unless the block failed."""
         if self._position.is_closed:
             return
         try:
@@ -85,7 +82,6 @@ class Follower:
             self.close()
 
     def __iter__(self) -> Iterator[Span]:
-        """Each new span as it ends, until :meth:`stop`, or nothing came for ``idle_s``."""
         last = time.monotonic()
         while not self._stop.is_set():
             began = time.monotonic()
@@ -108,12 +104,7 @@ class Follower:
         self._write_position()
 
     def batch(self, limit: int = 10_000, *, limit_bytes: int | None = None) -> list[Span]:
-        """The spans there are now and that were not delivered yet; empty if there are none.
-
-        Args:
-            limit: At most so many.
-            limit_bytes: No further one once they are so large, as their lines are long.
-        """
+        """Return up to ``limit`` new spans, none further once lines are ``limit_bytes``."""
         self._take_back()
         spans: list[Span] = []
         size = 0
@@ -154,11 +145,7 @@ class Follower:
             pass
 
     def close(self, *, is_done: bool = False) -> None:
-        """Let go of the position, so that another process may follow under this name.
-
-        Args:
-            is_done: Whether nobody will follow under it any more: the position is taken away.
-        """
+        """Let go of the position; with ``is_done`` take it away for good."""
         self._stop.set()
         with contextlib.suppress(ValueError):  # another thread is reading
             self._scan.close()
@@ -170,7 +157,6 @@ class Follower:
         return build_span(ended.record)
 
     def _take_back(self) -> None:
-        """Count what was handed out as delivered: the next is asked for."""
         self._note_delivered()
         if time.monotonic() - self._committed >= _LEAST_COMMIT_S:
             self._write_position()
@@ -186,7 +172,6 @@ class Follower:
                 self._in_hand.append(ended)
 
     def _write_position(self) -> None:
-        """Put the position on disk."""
         bound = self._arrivals.bound
         if bound is None or any(ended.is_settled for ended in (*self._in_hand, *self._queue)):
             self._position.write()
@@ -209,7 +194,6 @@ class Follower:
         return True
 
     def _select_spans(self, block: list[Ended]) -> Iterator[Ended]:
-        """Yield each span once; what is not selected is passed over."""
         for ended in block:
             if ended.key in self._pending:
                 continue

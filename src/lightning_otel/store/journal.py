@@ -34,16 +34,13 @@ class Journal:
     """The lines of one process: any thread appends, one at a time writes.
 
     Attributes:
-        layout: The store's paths; None keeps the lines in memory.
-        pid: The process.
+        layout: The store's paths; None keeps the ``lines`` in memory.
         process: Id of the process: its machine's boot, its start and its number.
         segment: The segment being written; None before the first line and after a seal.
         paths: Every segment of this process, in order.
-        lines: All lines, where there is no disk.
     """
 
     def __init__(self, layout: Layout | None) -> None:
-        """Make a journal that opens its segment with the first line."""
         self.layout = layout
         self.lines: list[bytes] = []
         self._start_anew()
@@ -70,15 +67,12 @@ class Journal:
         self._is_rotation_due = self._is_refusal_logged = False
 
     def _open_lines(self) -> list[bytes]:
-        """Return the lines of open spans' starts, which a new segment begins with."""
         return []
 
     def count_unstored(self, reason: str, spans: int = 1) -> None:
         """Count spans that ended and will not be kept, at once in the segment.
 
-        Args:
-            reason: Name of the count: ``rejected.`` or ``dropped.`` and a word.
-            spans: How many.
+        The reason is ``rejected.`` or ``dropped.`` and a word.
         """
         self._forget_if_forked()
         self._note_unstored(reason, spans)
@@ -90,7 +84,6 @@ class Journal:
         self._note_count(reason, spans)
 
     def _note_count(self, name: str, spans: int) -> None:
-        """Keep a count until it is written, with the next line."""
         if spans:
             self._new_counts.append((name, spans))
 
@@ -133,7 +126,6 @@ class Journal:
         return sum([spans for _, spans in self._waiting.copy()])
 
     def _count_ended(self) -> int:
-        """Spans that are written into this segment, or counted in it."""
         return self._stored_in_segment + n.count_unstored(self._segment_counts)
 
     def position(self) -> tuple[int, int]:
@@ -156,11 +148,11 @@ class Journal:
         return self.layout is None or not (self._waiting or self._new_counts)
 
     def seal(self) -> None:
-        """Close the segment cleanly, if no span is open; a later span opens a new one.
+        """Close the segment cleanly, if no span is open and the disk accepts spans.
 
-        With a span open the segment stays open too: were it sealed, the span would be taken for one
-        of a dead process, and its end would come too late. So it does while the disk refuses spans:
-        if the process ends before it takes them, the segment's first line says how many are lost.
+        Sealed, an open span would be taken for one of a dead process, and its end come too late. If
+        the process ends before the disk takes its spans, the segment's first line says how many are
+        lost.
         """
         is_flushed = self.flush()  # it is now or never
         with self._turns.alone() as is_alone:
@@ -217,11 +209,7 @@ class Journal:
             self._note_count(n.SLOW_HELD, spans)
 
     def _write_now(self, lines: bytes, spans: int) -> None:
-        """Write lines that somebody else holds until they are here.
-
-        Raises:
-            OSError: The disk refuses them; it is as if they had never come.
-        """
+        """Write lines that somebody else holds until they are here; a refused line never came."""
         if self.layout is None:
             self.lines += lines.splitlines(keepends=True)
             self._stored += spans
@@ -241,8 +229,8 @@ class Journal:
     def _write_waiting(self) -> bool:
         """Write what waits in memory now, in order; False if it goes on waiting for the disk.
 
-        What comes while somebody writes, be it from a signal handler of this very thread, waits
-        until that is done.
+        What comes while somebody writes, be it from a signal handler of this thread, waits for
+        that.
         """
         refusal, is_due = None, self.layout is not None
         while is_due and (self._waiting or self._new_counts) and refusal is None:
@@ -288,7 +276,6 @@ class Journal:
         return self._waiting_bytes <= PENDING_BYTES and self._pace.is_resting()
 
     def _write_batch(self) -> None:
-        """Write the first lines that wait, as many as go in one chunk, and the counts with them."""
         size = lines = 0
         for line, _ in self._waiting.copy():
             size += len(line)
@@ -370,10 +357,7 @@ class Journal:
             return Segment(self.layout, self.process, self._next_number(), self._pace, lines)
 
     def _rotate_segment(self) -> None:
-        """Go on in a new segment; if there is no room for it and the seal, go on in the old one.
-
-        Without the seal, the open spans of the old one would be taken for those of a dead process.
-        """
+        """Go on in a new segment; if there is no room for it and the seal, go on in the old one."""
         fresh, full, self._is_rotation_due = None, self.segment, False
         if full is None:
             return

@@ -1,7 +1,6 @@
 """Addresses of lakes: one string with the PostgreSQL, the data path and the local store.
 
-Nothing in here connects anywhere or imports DuckDB: the traced process parses the name to find the
-local store it records into.
+The traced process parses it to find the local store: no DuckDB, no connection.
 """
 
 import re
@@ -25,8 +24,7 @@ class LakeAddress:
     Attributes:
         parameters: libpq's keywords and values, without the password.
         password: PostgreSQL's; empty where libpq is to find it (``PGPASSWORD``, ``~/.pgpass``).
-        data: Where its files lie: ``s3://bucket/prefix`` or a folder; empty for what its own
-            catalogue says.
+        data: Its files: ``s3://bucket/prefix`` or a folder; empty for what its catalogue says.
         local: The store on this machine that recordings go to; empty for the default one.
     """
 
@@ -61,13 +59,10 @@ def is_lake(given: str) -> bool:
 
 
 def lake_address(given: str, data: str | None = None) -> LakeAddress:
-    """Return the lake that a string names.
+    """Return the lake of a string; ``data`` is where its files lie, if that does not say.
 
-    Args:
-        given: ``ducklake:postgres://user@host:port/db?data=…&local=…`` with libpq's parameters
-            beside ours, or ``ducklake:postgres:dbname=… host=… data=… local=…``.
-        data: Where its files lie, if the string does not say.
-
+    ``ducklake:postgres://user@host:port/db?data=…&local=…`` with libpq's parameters beside ours, or
+    ``ducklake:postgres:dbname=… host=… data=… local=…``.
     Source: PostgreSQL's manual, 34.1.1, "Connection Strings".
     """
     kind, _, rest = given.removeprefix(SCHEME).partition(":")

@@ -3,7 +3,7 @@
 ``X.duckdb`` is the catalogue (views only); everything else lies in ``X.duckdb.d/``: ``new/`` for
 files being made, ``live/`` for segments, ``data/`` for settled Parquet, ``facts/`` for what the
 adapter made of it, ``quarantine/`` for what is damaged, ``manifest.ndjson`` and its copy.
-Nothing in here imports DuckDB: the traced process uses it.
+The traced process uses it: no DuckDB.
 """
 
 import contextlib
@@ -78,11 +78,7 @@ def read_facts_mark(folder: Path) -> bytes:
 
 
 def working_folder() -> Path:
-    """Return the folder that this process works in.
-
-    Raises:
-        StoreError: Somebody removed it.
-    """
+    """Return the folder that this process works in; StoreError if somebody removed it."""
     try:
         return Path.cwd()
     except FileNotFoundError as exc:
@@ -96,11 +92,9 @@ class Layout:
     """The paths of one store, named by its catalogue."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Name a store.
+        """Name a store: ``X.duckdb``, its folder, or one for ``traces.duckdb``.
 
-        Args:
-            path: ``X.duckdb``, its folder, or a folder that holds (or will hold)
-                ``traces.duckdb``; of a lake the store on this machine that recordings go to.
+        Of a lake it is the store on this machine that recordings go to.
         """
         text = os.fspath(path)
         if ":" in text and is_lake(text):
@@ -154,9 +148,7 @@ class Layout:
             ) from exc
 
     def refuse_links(self, folder: Path | None = None) -> None:
-        """Check that nothing in the store's folder, or one below it, leads out of it.
-
-        The store itself may be reached by a link: that is its owner's.
+        """Check that no link in the store's folder, or one below it, leads out of it.
 
         Raises:
             StoreError: A link stands there.
@@ -270,13 +262,10 @@ class Layout:
         return manifest
 
     def write_manifest(self, manifest: Manifest, *, before_us: int | None = None) -> bool:
-        """Replace the manifest atomically, on disk before it counts.
+        """Replace the manifest atomically, on disk before it counts; tell if it was.
 
-        Its copy is replaced first: it is never older than the manifest, so that reading it instead
-        loses no commit; and what a commit names lies on the disk before either is written.
-
-        Returns:
-            Whether the manifest was replaced.
+        Its copy, replaced first, is never older: reading it instead loses no commit. What a commit
+        names lies on the disk before either is written.
         """
         text = format_manifest(manifest)
         copy, made = self._make_file(text), self._make_file(text)

@@ -151,7 +151,6 @@ def copy_attributes(attributes: Any, stamps: Mapping[str, Any] = NO_BODY) -> dic
 
 
 def _dropped_by_sdk(span: "ReadableSpan") -> dict[str, Any]:
-    """Return what the SDK's own limits took away, as the note on what was cut says it."""
     return {
         name: {"length": len(kept or ()) + dropped, "kept": len(kept or ())}
         for name, kept, dropped in (
@@ -164,7 +163,7 @@ def _dropped_by_sdk(span: "ReadableSpan") -> dict[str, Any]:
 
 
 def format_line(record: Record) -> bytes:
-    """Return the record as one line of JSON of at most 8 MiB; the record is consumed.
+    """Return a record, which is consumed, as one line of JSON of at most 8 MiB.
 
     What is too large is cut, and the attribute ``lightning.cut`` says how much there was.
     """
@@ -187,7 +186,6 @@ def format_line(record: Record) -> bytes:
 
 
 def _long_line_of(record: Record) -> bytes:
-    """Return the line of any record: each value made plain, and cut where it is too long."""
     size = make_attributes_plain(record["attributes"])
     for column in BODY_COLUMNS:
         if column in record:
@@ -257,7 +255,6 @@ def format_reserved_line(counts: Mapping[str, int]) -> bytes:
 
 
 def _cut_line(record: Record) -> bytes:
-    """The line of a record too long to be whole: long texts cut, or all but the narrow columns."""
     record = {**record}  # a span's end goes on with that of its start
     texts = _list_texts(record)
     lengths = [len(text) for _, _, _, text in texts]
@@ -277,7 +274,6 @@ def _cut_line(record: Record) -> bytes:
 
 
 def _list_texts(record: Record) -> list[_Text]:
-    """All that can be cut: texts, and lists and objects as their JSON."""
     found = [
         (record, column, BODY_COLUMNS.get(column, column), text)
         for column, text in record.items()
@@ -296,7 +292,6 @@ def _list_texts(record: Record) -> list[_Text]:
 
 
 def _cut_texts(record: Record, texts: list[_Text], limit: int) -> None:
-    """Cut every text longer than the limit, keeping its length and the kept part's hash."""
     attributes = record["attributes"]
     # Of what was cut before, or of the span that this one is a copy of.
     found = parse_json(attributes.get(c.CUT))

@@ -28,8 +28,7 @@ def read_others_records(
 ) -> list[Record] | None:
     """Read spans that other processes began since a time and whose lines hold one of some texts.
 
-    Returns:
-        Parsed lines, starts without their end among them; None if some may be settled already.
+    Starts without their end are among them. None if some may be settled already.
     """
     wanted = [mention.encode("utf-8", "replace") for mention in mentions]
     found: list[Record] = []
@@ -49,9 +48,7 @@ def read_others_records(
 def read_whole_records(layout: Layout, since_ns: int) -> list[Record] | None:
     """Return the records of segments written to since a time, one a span, ended or not.
 
-    Returns:
-        None where the store must be asked: if they are large, some are settled already, or one is
-        damaged, doubled or told to be lost.
+    None where the store must be asked: they are large, settled already, damaged or doubled.
     """
     found: dict[Any, Record] = {}
     segments = [path for path in layout.segments() if _is_written_since(path, since_ns)]
@@ -102,10 +99,9 @@ def is_written(path: Path) -> bool:
 
 
 def count_lines(path: Path) -> int | None:
-    """Count the lines of a segment as DuckDB does; None if nobody writes to it any more.
+    """Count a segment's whole lines as DuckDB does; None if nobody writes to it any more.
 
-    Only what was appended since the last time is read. A last line that is not whole does not
-    count: its process is writing it.
+    Only what was appended since the last time is read.
     """
     if is_written(path):
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:

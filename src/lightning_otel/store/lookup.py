@@ -70,7 +70,6 @@ def find_id(con: "duckdb.DuckDBPyConnection", prefix: str) -> tuple[str, str]:
 
 
 def _last_rollout(con: "duckdb.DuckDBPyConnection", named: str) -> str:
-    """Return the id of the rollout that ``@last`` or ``@last~2`` names."""
     found = _BEFORE.fullmatch(named)
     if found is None:
         raise NotFoundError(f"{named!r} is no rollout; write @last, or @last~1 for the one before")

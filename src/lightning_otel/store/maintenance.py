@@ -28,7 +28,6 @@ class Maintainer:
     """Looks at a store now and then, and keeps it in order."""
 
     def __init__(self, layout: Layout) -> None:
-        """Name the store; nothing is looked at yet."""
         self._layout = layout
         self._waited = 0
         self._since_s = time.monotonic()
@@ -36,10 +35,7 @@ class Maintainer:
     def run_once(self) -> "SettleResult":
         """Do one piece of work, if there is one: settle a batch, merge files, hold the size limit.
 
-        It never raises for a full disk or a damaged file: it warns, and what waits goes on waiting.
-
-        Returns:
-            What was settled; nothing means that nothing waits, or so little that it may.
+        Return what was settled. A full disk or a damaged file is warned of, never raised.
         """
         # Not before there is work: a program under ``run`` waits for its parent's imports.
         import duckdb

@@ -41,7 +41,7 @@ class DataFile:
         dropped_us: When it ceased to count; None while it does.
         successor: The file that holds all that this one held, once it ceased to count; empty if
             some was taken out or masked on purpose, so that this one must not be read again.
-        is_compact: Whether ``compact`` made it, and packed it as tightly as it can.
+        is_compact: Whether ``compact`` packed it as tightly as it can.
         publication: What it goes into lakes as, with all files of the same one; empty if that is
             not settled yet. Files of different publications are never packed into one.
         checksum: As ``quarantine.checksum_of`` gives it; empty if it was never taken.
@@ -68,8 +68,8 @@ class SettledSegment:
 
     Attributes:
         damaged: Lines that did not parse.
-        counts: What became of the spans that ended in it, by reason; see :mod:`counts`.
-        file: The data file its spans stand in; empty if it is not known or there is none.
+        counts: Its ended spans, by what became of them.
+        file: The data file; empty if it is not known or there is none.
         rows: Its spans that stand in that file.
     """
 
@@ -99,15 +99,12 @@ class Manifest:
     """The files and segments that count: the only commit mark of the store.
 
     A reader takes a file for live, and a segment for settled, if the time written here is not later
-    than the start of its own transaction, so it sees either the one or the other. The time lies a
-    little ahead of the replacement: whoever starts after it reads the new manifest, however often.
-    It becomes 0, valid for all, before the segments are unlinked.
+    than the start of its transaction: it sees either the one or the other. The time lies a little
+    ahead of the replacement; it becomes 0, valid for all, before the segments are unlinked.
 
     Attributes:
-        files: Data files.
         segments: Settled segments, until they are gone.
-        counts: Spans of segments that are gone, and spans taken out of the store since, by what
-            became of them; see :mod:`counts`.
+        counts: Spans of segments that are gone, and spans taken out of the store since.
         spent: Names of files that are gone and must not be read again, wherever they come from.
     """
 
@@ -142,16 +139,10 @@ class Manifest:
         is_whole: bool,
         commit_us: int,
     ) -> "Manifest":
-        """Return the manifest in which a new file counts in place of others, from a time on.
+        """Return the manifest in which a new file, if any, counts in place of others.
 
-        Args:
-            old: Names of files that count.
-            file: None if nothing is left.
-            counts: Ended spans, by what became of them.
-            settled: Segments whose spans the new file holds.
-            is_whole: Whether it holds all that the old files held: then these, and the segments
-                that they came from, stand in for it should it turn out to be damaged.
-            commit_us: The time.
+        With ``is_whole`` the new file holds all that the old ones held: these and their segments
+        stand in for it should it be damaged.
         """
         successor = file.name if file is not None and is_whole else ""
         files = []
@@ -205,11 +196,7 @@ def _end_of(text: bytes) -> dict[str, Any]:
 
 
 def parse_manifest(text: bytes) -> tuple[int, Manifest]:
-    """Return a manifest's schema, and what it says; nothing if we do not know that schema.
-
-    Raises:
-        ValueError: It is not as it was written, or no manifest that we would write.
-    """
+    """Return a manifest's schema and content, none of an unknown schema; ValueError if not ours."""
     lines = text.splitlines(keepends=True)
     rows = [orjson.loads(line) for line in lines]
     if not rows or rows[0]["kind"] != "store":
@@ -237,11 +224,7 @@ def parse_manifest(text: bytes) -> tuple[int, Manifest]:
 
 
 def parse_entry(kind: type[E], row: Mapping[str, Any]) -> E:
-    """Return a row's entry, without fields that we do not know.
-
-    Raises:
-        ValueError: A field is missing, or holds what it cannot hold, such as a path for a name.
-    """
+    """Return a row's entry, without fields that we do not know; ValueError for an unfit field."""
     values: dict[str, Any] = {}
     for name, is_valid, is_needed in _list_rules(kind):  # type: ignore[arg-type]  # a class
         if name in row:

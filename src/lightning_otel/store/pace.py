@@ -2,8 +2,8 @@
 
 By the clock, a busy processor, the interpreter's lock and a fork make a write look slow. Its time
 is the disk's only as far as its thread neither worked, nor waited for a processor, nor took turns
-with other threads. Where a crowd waits for a processor, so do the kernel's threads that a write
-waits for, and a disk that hangs cannot be told from them but by a longer wait.
+with other threads. Where a crowd waits for a processor, so do the kernel's writing threads: a disk
+that hangs is told from them only by a longer wait.
 """
 
 import contextlib
@@ -30,13 +30,10 @@ _THREAD: Final = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # the
 class DiskPace:
     """Times writes, and lets a disk rest that hung: as long as the write took, then twice that.
 
-    Attributes:
-        is_slow: Whether the last write took the disk over 20 ms.
-        is_hanging: Whether the last write took the disk over a second.
+    A write is slow from 20 ms on, and hangs from a second on.
     """
 
     def __init__(self) -> None:
-        """Know of no write yet."""
         self.is_slow = self.is_hanging = False
         self._rest_until = 0.0
         self._hangs_in_a_row = 0
@@ -73,11 +70,7 @@ class DiskPace:
 
 
 class _Excuses(threading.local):
-    """Seconds of a thread in which no disk was waited for, as counted a moment ago.
-
-    Attributes:
-        read_at: When they were counted.
-    """
+    """Seconds of a thread in which no disk was waited for, as counted at ``read_at``."""
 
     read_at = -_FRESH_S
     _worked_s = _delay_s = 0.0
@@ -86,8 +79,8 @@ class _Excuses(threading.local):
     def count_new(self) -> float:
         """Count those since the last count.
 
-        Whoever waits for the interpreter's lock goes to sleep once per switch interval, so each
-        sleep but one may have been such a turn.
+        Who waits for the interpreter's lock sleeps once per switch interval: each sleep but one may
+        be such a turn.
         """
         usage, delay_s = resource.getrusage(_THREAD), _read_delay()
         worked_s, sleeps = usage.ru_utime + usage.ru_stime, usage.ru_nvcsw

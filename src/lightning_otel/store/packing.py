@@ -150,7 +150,6 @@ def _choose_lines(
 def _count_segments(
     con: "duckdb.DuckDBPyConnection", paths: Sequence[Path]
 ) -> list[SettledSegment]:
-    """Return each segment with what was damaged, in conflict and lost, and all its counts."""
     con.execute(
         f"""
         CREATE OR REPLACE TABLE refused AS
@@ -196,7 +195,7 @@ def _count_segments(
 
 
 def _find_gaps(con: "duckdb.DuckDBPyConnection") -> dict[str, int]:
-    """Ended spans that each segment lacks, by the numbers that its process gave starts and ends.
+    """Count the ended spans that each segment lacks, by its process's numbers.
 
     A lost end lacks one number where its start stands there still, else both.
     """
@@ -222,7 +221,6 @@ def _find_gaps(con: "duckdb.DuckDBPyConnection") -> dict[str, int]:
 
 
 def _settle_counts(row: Mapping[str, Any], gaps: int) -> SettledSegment:
-    """Return a segment with its counts."""
     damaged, lost, refused = row["damaged"], max(0, row["lost"]), row["refused"]
     notes = [found for note in row["notes"] or () if isinstance(found := orjson.loads(note), dict)]
     whole = [
@@ -284,8 +282,6 @@ def accounting_by_process(layout: Layout, since_ns: int = 0) -> dict[str, n.Acco
 def _read_counts(
     layout: Layout, snapshot: Snapshot | None = None
 ) -> tuple[Manifest, list[SettledSegment], int]:
-    """Return the manifest, the counts of segments that it does not name, and all spans in files."""
-
     def count() -> tuple[Manifest, list[SettledSegment], int]:
         manifest, known = layout.read_manifest(), list_excluded(layout)
         paths = [path for path in layout.list_unsettled(manifest) if path.name not in known]

@@ -1,7 +1,4 @@
-"""Data files as they are made, described and measured.
-
-A file's footer tells what it was made from, so that a lost manifest is made again from footers.
-"""
+"""Data files: made, described and measured. A footer tells what a file was made from."""
 
 import contextlib
 import os
@@ -60,8 +57,7 @@ class Origin:
     """The origin of a data file, kept in its footer.
 
     Attributes:
-        segments: Segments that are not to be settled again, and how many of their spans the file
-            holds; none if they must not be read again in its place.
+        segments: Segments not to be settled again, each with its number of spans in the file.
         files: Files that do not count once this one does.
         old: Those of them that it was made from; with ``is_whole`` it holds all that they held.
         counts: Ended spans by what became of them, as the commit adds them to the manifest.
@@ -131,8 +127,8 @@ def write_file(
 ) -> DataFile | None:
     """Write a query's rows into a data file under ``new/``; None if there are none.
 
-    The query gives :data:`STORED`, in order. The footer tells the origin, the stamp begins the
-    file's name, and a row group is bounded in rows and uncompressed bytes.
+    The query gives :data:`STORED`, in order; the stamp begins the file's name; a row group is
+    bounded in rows and uncompressed bytes.
     """
     # In order of their names files are in order of their making.
     path = layout.new / f"spans-{stamp}-{secrets.token_hex(4)}.parquet"
@@ -179,11 +175,7 @@ def settled_rows_sql(paths: Iterable[Path]) -> str:
 
 
 def find_settled_ns(folder: Path, file: DataFile) -> int:
-    """Return when the last span of a data file was settled.
-
-    Of an older version's the time of its last change stands in for that: a later merge of such
-    files by an old version is later.
-    """
+    """Return when the last span of a file was settled; of old versions' files, its last change."""
     if file.settled_ns:
         return file.settled_ns
     with contextlib.suppress(FileNotFoundError):
@@ -192,10 +184,10 @@ def find_settled_ns(folder: Path, file: DataFile) -> int:
 
 
 def row_groups_sql(paths: Iterable[Path]) -> str:
-    """Return a query for the row groups of data files: where each lies, and what a row of it takes.
+    """Return a query for the row groups of data files, and what a row of each takes.
 
     ``begins`` and ``ends`` are numbers of rows, ``first_byte`` and ``end_byte`` places in the file,
-    ``weight`` and ``packed`` bytes of a row, the latter as they are compressed.
+    ``weight`` and ``packed`` bytes of a row, the latter compressed.
     """
     return f"""SELECT *, ends - rows AS begins, raw_size / rows AS weight, size / rows AS packed,
       first_byte + size AS end_byte

@@ -1,10 +1,8 @@
 """A consumer's position: what it has of a store, in a size that does not depend on the spans.
 
-Settled spans are told by one time: the consumer has all that were settled until then. Of what was
-settled later, or is in segments yet, it has those whose numbers in their process are marked, and of
-spans without a number those whose keys are listed. Marks and keys go once their spans are settled
-and delivered. So whatever is compacted, copied or repaired, a span that nothing tells of is
-delivered.
+One time tells of settled spans: the consumer has all that were settled until then. Of later ones,
+and of those in segments, it has those whose numbers in their process are marked, or whose keys are
+listed, until they are settled and delivered. A span that nothing tells of is delivered.
 """
 
 import contextlib
@@ -53,13 +51,9 @@ class Place(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """An ended span.
+    """An ended span and the length of its line, more or less.
 
-    Attributes:
-        origin: Name of the mark for its numbers, the segment's or ``PROCESS-``; empty if it has no
-            number of its own.
-        is_settled: Whether it was read from a data file.
-        size: Length of its line, more or less.
+    ``origin`` names the mark for its numbers; empty if it has no number of its own.
     """
 
     key: Key
@@ -70,12 +64,7 @@ class Ended(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """What a pass over a store has read to the end.
-
-    Attributes:
-        settled_ns: When the last of the settled spans was settled.
-        origins: Segments that are not settled.
-    """
+    """The end of a pass: the last time of settled spans, and the segments that are not settled."""
 
     settled_ns: int
     origins: frozenset[str]
@@ -104,14 +93,9 @@ class Numbers:
 
 
 class Position:
-    """A consumer's position; one process at a time holds it.
-
-    Attributes:
-        settled_ns: The consumer has every span that was settled until then.
-    """
+    """A consumer's position, one process's at a time, with all settled until ``settled_ns``."""
 
     def __init__(self, layout: Layout, name: str | None) -> None:
-        """Open, or begin, a position; without a name it is gone with this object."""
         if name is not None and not _NAME.fullmatch(name):
             raise ConfigError(
                 f"{name!r} cannot name a consumer; take letters, digits, dots, dashes and "
@@ -220,12 +204,9 @@ class Position:
         self._changed, self._keys = set(), set()
 
     def advance(self, bound: Bound, origins: Collection[str], keys: Iterable[Key]) -> None:
-        """Note that all settled spans were delivered, and forget what told of them one by one.
+        """Note that all settled spans of a bound were delivered, and forget what told of them.
 
-        Args:
-            bound: What was delivered.
-            origins: Segments that came since; their marks stay.
-            keys: Keys of spans in segments; they stay.
+        Marks of segments that came since (``origins``), and ``keys`` of spans in segments, stay.
         """
         self.write()
         if bound == self._bound:
@@ -257,11 +238,7 @@ class Position:
         self._set_marks({})
 
     def close(self, *, is_done: bool = False) -> None:
-        """Let go of the position.
-
-        Args:
-            is_done: Also take it away; whoever follows under its name begins anew.
-        """
+        """Let go of the position; with ``is_done`` take it away: its name begins anew."""
         db, self._db = self._db, None
         if db is not None:
             db.close()

@@ -84,12 +84,10 @@ def _sum_blocks(file: BinaryIO, block: int, size: int, footer: int) -> Iterator[
 def find_corrupt_lines(
     path: Path, start: int = 0, *, is_closed: bool = False
 ) -> tuple[list[Range], int]:
-    """Find lines that are not as their checksum says, or too long for a reader's query.
+    """Find lines from ``start`` on that differ from their checksum, or are too long for a query.
 
-    Where nobody writes to the segment any more, lines that are no records are found too.
-
-    Returns:
-        The corrupt lines from ``start`` on, and where the last whole line ends.
+    In a closed segment, lines that are no records are found too. Return them, and where the last
+    whole line ends.
     """
     found: list[Range] = []
     first = start
@@ -122,11 +120,9 @@ def _is_damaged(line: bytes, *, is_closed: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note on something damaged.
+    """A note on something damaged, by its file's name.
 
     Attributes:
-        name: Its file's name, here and where it was.
-        why: How it shows.
         rows: Spans it held; 0 if it held none, or that is not known.
         missing: Spans that no reader sees for want of it.
         recovered: Spans taken out of it by a repair.
@@ -191,8 +187,7 @@ def _count_spans(path: Path) -> int:
 def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
     """Move data files into quarantine; what segments still hold of their spans counts from there.
 
-    Only for the elected settler. It may die at any point: a file that is listed and already moved
-    is taken out of the manifest by the next one.
+    Only for the elected settler, which may die at any point: the next one continues.
     """
     if not damaged:
         return
@@ -258,7 +253,7 @@ def quarantine_link(layout: Layout, path: Path, why: str) -> None:
 def quarantine_lines(layout: Layout, path: Path, *, is_closed: bool = False) -> None:
     """Move the corrupt lines of a segment into quarantine, and say in their places that one was.
 
-    The segment is changed where it is, in place: its process may go on appending to it.
+    The segment is changed in place: its process may go on appending to it.
     """
     ranges, _ = find_corrupt_lines(path, is_closed=is_closed)
     if not ranges:

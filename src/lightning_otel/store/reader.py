@@ -1,9 +1,7 @@
 """A DuckDB connection over a store: the one place where a read recovers from damage.
 
-What it shows is the store as it was at one moment, which several connections may share.
-
-A query that fails is asked once more of what counts then: without a file or segment that turns out
-to be damaged, which is put aside and reported, and without a file that was taken away meanwhile.
+It shows the store at one moment, which several connections may share. A query that fails is asked
+once more, without parts that turn out damaged or were taken away meanwhile.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +29,6 @@ class Moment:
     """What counts for all connections that are made of it: looked at by the first of them."""
 
     def __init__(self, layout: Layout, prepare: Callable[[Layout], None] | None = None) -> None:
-        """Look at nothing yet; the store is prepared before."""
         self.layout = layout
         self._prepare = prepare
         self._snapshot: Snapshot | None = None
@@ -50,11 +47,7 @@ class Moment:
 
 
 class Reader(_Connection):
-    """A connection with the views of a store; all other calls go to DuckDB's own connection.
-
-    Attributes:
-        con: DuckDB's own.
-    """
+    """A connection with the views of a store; all other calls go to DuckDB's own, ``con``."""
 
     def __init__(
         self,
@@ -63,7 +56,6 @@ class Reader(_Connection):
         define: Define | None = None,
         moment: Moment | None = None,
     ) -> None:
-        """Define the views, over a moment that others share or one of its own."""
         self.con = con
         self._layout, self._define = layout, define
         self._is_shared = moment is not None
@@ -136,15 +128,12 @@ class Reader(_Connection):
         return getattr(self.con, name)
 
     def __enter__(self) -> Self:
-        """Return the reader; the end of the block closes it."""
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Close it."""
         self.con.close()
 
     def _follow_snapshot(self) -> None:
-        """Define the views, unless they show the latest snapshot."""
         if self._moment is None or self._define is None or self._snapshot is not None:
             return
         snapshot = self._moment.snapshot()

@@ -1,9 +1,8 @@
 """The manifest restored, and data files that it does not name adopted, dropped or put aside.
 
-A settler that dies leaves such files, and so does a copy made while the store is in use: its
-manifest was copied before they were made, and segments are gone whose spans only they hold. A
-file's footer tells what its commit would have written, so the commit is done again. What does not
-fit is compared, span by span, with all else that the store holds.
+A settler that dies leaves such files, and so does a copy made while the store is in use. A file's
+footer tells what its commit would have written, so the commit is done again; what does not fit is
+compared, span by span, with all else that the store holds.
 """
 
 import contextlib
@@ -122,11 +121,7 @@ class _Stray:
 
 
 class _Adoption:
-    """Unnamed data files on their way into a manifest.
-
-    Attributes:
-        adopted: Files that hold spans which nothing else does.
-    """
+    """Unnamed data files on their way into a manifest; only ``adopted`` hold their spans."""
 
     def __init__(
         self, con: "duckdb.DuckDBPyConnection", layout: Layout, manifest: Manifest
@@ -135,7 +130,6 @@ class _Adoption:
         self.adopted = 0
 
     def run(self, paths: Sequence[Path]) -> Manifest:
-        """Return the manifest that names them all, but those that were put aside."""
         strays = [stray for path in paths if (stray := self._describe(path)) is not None]
         live = list_readable_files(self._layout, self._manifest)
         origins = [read_origin(self._con, self._layout.data / file.name) for file in live]
@@ -193,7 +187,6 @@ class _Adoption:
             self._put_aside(stray.path, replace(note, missing=spans))
 
     def _count_new(self, stray: _Stray, *, is_replacing: bool = False) -> tuple[int, int]:
-        """Count spans, and those ended, that nothing else holds, or nothing that is to stay."""
         layout, file, origin = self._layout, stray.file, stray.origin
         files = list_nearby_files(
             list_readable_files(layout, self._manifest), file.min_start_ns, file.max_start_ns
@@ -217,7 +210,6 @@ class _Adoption:
         return int(spans), int(ended)
 
     def _adopt(self, stray: _Stray, counts: Mapping[str, int]) -> None:
-        """Do again the commit that the file was made for."""
         layout, manifest, name = self._layout, self._manifest, stray.file.name
         put_file(stray.path, layout.data / name, [stray.path])
         known = {path.name for path in layout.list_unsettled(manifest)}
@@ -235,7 +227,6 @@ class _Adoption:
         )
 
     def _drop(self, stray: _Stray) -> None:
-        """Have a file taken away after the readers' grace period; nothing is lost by it."""
         if stray.path.parent == self._layout.new:
             stray.path.unlink()
             return

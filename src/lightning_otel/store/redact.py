@@ -1,9 +1,8 @@
 """Mask content in stored spans: rewrite the files that hold it, and unlink the old ones.
 
-A file with something to mask is rewritten in its row order and replaced in one commit. A redaction
-that is killed leaves each span once; the next one continues. Processes that still record are asked
-to close their segments; what they hold open is only counted. A redaction has ended when no file of
-the store holds what was masked. Its record does not name that: a pattern may be the secret itself.
+A file is rewritten in its row order and replaced in one commit; the next redaction continues one
+that was killed. Processes that record are asked to close their segments; what they hold open is
+only counted. The record does not name what was masked: a pattern may be the secret itself.
 """
 
 import getpass
@@ -52,19 +51,16 @@ class RedactResult:
     Attributes:
         redaction_id: Stands on every span that was changed, and in the record of redactions.
         looked_at: Spans read.
-        spans: Spans changed.
-        rollouts: Rollouts they are of.
+        spans: Spans changed, of ``rollouts``.
         values: How many values went, by reason.
         files: Files written anew.
-        open_spans: Spans that hold such content in what a living process holds open: they are as
-            they were.
+        open_spans: Spans with such content that a living process holds open: unchanged.
         in_ids: Ids that hold what was to be masked; they stay.
         published: Spans changed that may stand in a lake, as they were.
         left: Files that are as they were: their rows are too wide for the memory allowed.
         aside: Damaged parts in quarantine, which cannot be looked into.
         is_gone: Whether every file is unlinked that was replaced.
-        bytes_waiting: Size of what was replaced and is on the disk yet.
-        waiting_s: How long readers may still need that, seconds.
+        bytes_waiting: Size of what was replaced, on the disk for readers ``waiting_s`` longer.
     """
 
     redaction_id: str = ""
@@ -94,10 +90,7 @@ def redact(
     progress: Progress | None = None,
     waiting: Callable[[float], None] | None = None,
 ) -> RedactResult:
-    """Mask what the rules name in every settled span, note down that it was done, and finish it.
-
-    See :meth:`SpanStore.redact`.
-    """
+    """Mask what the rules name in every settled span; see :meth:`SpanStore.redact`."""
     if layout is None:
         raise ConfigError("redact needs a store on this disk; name one with --store")
     if rules.is_whole and not scope:
@@ -121,10 +114,7 @@ def redact(
 
 
 def read_redactions(layout: Layout) -> list[dict[str, Any]]:
-    """Return every redaction of a store, the oldest first: by which rules, and when.
-
-    One without an ``ended_ns`` was cut off.
-    """
+    """Return every redaction, the oldest first; one without an ``ended_ns`` was cut off."""
     found: dict[str, dict[str, Any]] = {}
     path = layout.root / RECORDS
     for record in read_records(path) if path.exists() else ():
@@ -149,14 +139,12 @@ class _Work:
         self._rows = self._total = 0
 
     def close_segments(self, wait_s: float, callback: removal.Callback | None) -> None:
-        """Have segments closed that processes write to and that hold what is to be masked."""
         layout = self._layout
         removal.close_own_segment(layout, lambda path: self._count_open([path]))
         paths = [path for path in removal.list_open_segments(layout) if self._count_open([path])]
         removal.close_segments(layout, paths, wait_s, callback)
 
     def carry_out(self, reason: str) -> None:
-        """Write anew every file that holds what the rules name."""
         layout = self._layout
         # Never what is looked for itself: a pattern may be the very thing to be forgotten.
         only: dict[str, list[str]] = {}
@@ -195,7 +183,6 @@ class _Work:
         _write_record(layout, {**found, "ended_ns": time.time_ns()})
 
     def count(self) -> None:
-        """Count what would be changed; nothing is."""
         still_open = removal.list_open_segments(self._layout)
         snapshot = Snapshot.take(self._layout).without(path.name for path in still_open)
         self._total = self.done.looked_at = sum(file.rows for file in snapshot.files)
@@ -208,7 +195,6 @@ class _Work:
         self.done.aside = removal.count_unknown_parts(self._layout)
 
     def _mask_spans(self, query: str) -> None:
-        """Mask the spans of a query, to count what is found."""
         with new_connection() as con:
             con.execute(f"SELECT {', '.join(COLUMNS)} FROM ({query}) WHERE {self._where}")
             while rows := con.fetchmany(_BATCH):
@@ -225,7 +211,6 @@ class _Work:
         return masked
 
     def _count_open(self, paths: Sequence[Path]) -> int:
-        """Return how many spans of segments hold what is to be masked, in any of their lines."""
         if paths:
             lines = ndjson_sql(quote_paths(paths), SEGMENT_COLUMNS)
             self._mask_spans(f"FROM {lines} WHERE {IS_SPAN} AND record <> 'drop'")
@@ -234,7 +219,6 @@ class _Work:
         return found
 
     def _add_found(self, *, is_published: bool) -> None:
-        """Add what was found in a file."""
         done, values = self.done, Counter(self.done.values)
         for rollout, counts in self._found.values():
             done.in_ids += counts.get(IN_ID, 0)
@@ -253,7 +237,6 @@ class _Work:
 
 
 def _write_record(layout: Layout, record: Mapping[str, Any]) -> None:
-    """Append to the record of redactions, on the disk before anything goes on."""
     with open(layout.root / RECORDS, "ab", opener=partial(os.open, mode=0o600)) as file:
         give_to_owner(file.fileno(), layout.root / RECORDS)
         # A line that a kill has torn does not swallow this one.
@@ -263,7 +246,6 @@ def _write_record(layout: Layout, record: Mapping[str, Any]) -> None:
 
 
 def _find_user() -> str:
-    """Return who runs this, as far as the system knows them."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # a user id without a name, as in a container

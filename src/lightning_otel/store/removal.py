@@ -1,8 +1,7 @@
 """Text that is to leave the disk: in segments that processes write, and in replaced files.
 
-Nobody but its process may close a segment. It is asked by a bit of the file's mode, which a writer
-sees with its next line at no cost, and then goes on in a new segment; what is asked stays asked.
-Replaced files and settled segments are unlinked after a grace period, for readers that opened them.
+Only its process may close a segment. It is asked by a bit of the file's mode, which a writer sees
+with its next line at no cost. Replaced files are unlinked after a grace period.
 """
 
 import time
@@ -82,8 +81,7 @@ def close_segments(
 ) -> list[Path]:
     """Ask other processes to close segments, and wait a little; return those that stay open.
 
-    A model call may take a minute in which its process writes nothing: whoever needs the text gone
-    waits for the readers' grace period anyway, and as long for a next line.
+    A model call may take a minute in which its process writes nothing.
     """
     waiting = set(paths).intersection(list_open_segments(layout))
     for path in waiting:
@@ -121,7 +119,6 @@ def wait_for_unlink(layout: Layout, wait_s: float, callback: Callback | None) ->
 
 
 def _list_replaced(layout: Layout) -> set[Path]:
-    """List replaced files and settled segments that are not unlinked yet."""
     manifest = layout.read_manifest()
     kept = {file.name for file in manifest.live_files}
     kept.update(note.name for note in read_notes(layout))

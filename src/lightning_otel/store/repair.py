@@ -32,11 +32,7 @@ _HAS_IDS: Final = (
 
 
 def repair(layout: Layout) -> list[Note]:
-    """Verify every file, get back what can be, and give up the rest.
-
-    Returns:
-        What was open or corrupt, as it is now: how many spans came back, and how many are gone.
-    """
+    """Verify every file, get back what can be, give up the rest; return the notes as they are."""
     with translate_errors(layout, "repair"), hold_settler_lock(layout):
         restore_manifest(layout)
         if not layout.is_copy_whole():

@@ -1,8 +1,8 @@
 """Rewrite data files: the one mechanism of compact, retention, redaction and repair.
 
-Only the positions of the rows are sorted. The rows are copied slice by slice into small files, and
-these one after the other into the new file: DuckDB sorts wide rows in memory only (2.0.1: 1 GB of
-long conversations fails with 400 MB). The new file replaces the old ones in one commit.
+Only the positions of the rows are sorted; rows are copied slice by slice into small files, and
+these into the new one: DuckDB sorts wide rows in memory only (2.0.1: 1 GB of long conversations
+fails with 400 MB). The new file replaces the old ones in one commit.
 """
 
 import logging
@@ -70,11 +70,10 @@ class InterleavedError(Exception):
 
 
 class Rewrite:
-    """One new data file in the place of old ones, each span once.
+    """One new data file in the place of old ones of any schema, each span once.
 
-    What stands in a table ``expired`` (rollout, reason) is left out. The files may be of older
-    schemas. Damaged ones are put aside. ``keep`` and ``scope`` are conditions of SQL: for the rows
-    of ``f`` that stay, and for those that are transformed.
+    What stands in a table ``expired`` (rollout, reason) is left out. ``keep`` and ``scope`` are SQL
+    conditions on ``f``: for the rows that stay, and for those that are transformed.
 
     Attributes:
         files: The old files.
@@ -96,9 +95,9 @@ class Rewrite:
     ) -> None:
         """Verify the files, on a connection of :func:`parquet.bounded_connection`.
 
-        Packed rows are ordered by rollout; else one file's rows stay in their order. If the
-        transform changes no span, the files stay as they are. Where ranges of corrupt bytes are
-        named, the one file lies in quarantine, and only row groups without any are read.
+        Packed rows are ordered by rollout; else one file's rows stay in their order. A transform
+        that changes no span leaves the files. With ranges of corrupt bytes the one file lies in
+        quarantine, and only row groups without any are read.
         """
         damaged = quarantine_damage(layout, files) if corrupt is None else {}
         self.files = tuple(file for file in files if file.name not in damaged)
@@ -133,7 +132,6 @@ class Rewrite:
         raise TooWideError
 
     def _gather_slices(self, slice_bytes: int) -> Iterator[Path]:
-        """Write the rows that stay into small files, in their order."""
         self._index_rows()
         self._drop_rows()
         self._place_rows(slice_bytes)
@@ -257,11 +255,7 @@ class Rewrite:
         )
 
     def _place_rows(self, slice_bytes: int) -> None:
-        """Make ``placed``: each row's position in the new file, and the slice it comes with.
-
-        Raises:
-            InterleavedError: The files would be read over too often.
-        """
+        """Make ``placed``: each row's position and slice; InterleavedError if read too often."""
         order = "began, rollout, agent, start_ns, sequence" if self._is_packed else "number"
         group = "0" if self._is_packed else "begins"
         self._con.execute(
@@ -290,7 +284,6 @@ class Rewrite:
             raise InterleavedError
 
     def _change_spans(self, spans: str) -> str:
-        """Return a subquery for a slice's rows, as the transform changes them."""
         if self._transform is None:
             return spans
         rows = self._con.execute(
@@ -318,7 +311,6 @@ class Rewrite:
         )
 
     def _write_slices(self, slices: Sequence[Path], thrift: int) -> DataFile | None:
-        """Write slices into one file under ``new/``; they are gone then."""
         made = None
         if slices:
             names = {file.name for file in self.files}

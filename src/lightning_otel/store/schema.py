@@ -1,8 +1,7 @@
 """The columns of a stored span, and a span's way into a record and back.
 
-A record is one JSON object whose fields are the store's columns; so DuckDB reads segments as they
-are. Hot columns are typed and copied from the attributes, which always hold them too; of a span in
-a foreign convention they hold what its reader makes of them. Nothing in here imports DuckDB.
+A record is one JSON object whose fields are the store's columns. Hot columns are typed copies of
+attributes, of a foreign convention as its reader has them. No DuckDB: the traced process uses it.
 """
 
 from collections.abc import Mapping

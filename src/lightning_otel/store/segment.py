@@ -35,10 +35,7 @@ def read_boot_id() -> str:
 
 
 def request_rotation(path: Path) -> None:
-    """Ask the process that writes a segment to close it and go on in another one.
-
-    The owner's right to execute it says so, which means nothing else for such a file.
-    """
+    """Ask a segment's process to close it, by the owner's right to execute the file."""
     with contextlib.suppress(FileNotFoundError):  # settled meanwhile
         path.chmod(0o600 | _CLOSE)
 
@@ -51,19 +48,14 @@ def is_rotation_requested(path: Path) -> bool:
 class Segment:
     """An append-only file of one process, locked while it is open.
 
-    It is made under a temporary name, locked, then renamed into ``live/``: otherwise a settler
-    could take it between the opening and the locking. Its first line has room for counts, which
-    can be written there when the disk is full.
+    It is locked under a temporary name, then renamed into ``live/``, lest a settler takes it
+    between. Its first line has room for counts, which can be written when the disk is full.
     """
 
     def __init__(
         self, layout: Layout, process: str, number: int, pace: DiskPace, lines: bytes = b""
     ) -> None:
-        """Make and lock the file, and write its first lines.
-
-        Raises:
-            OSError: The store is not there, is full or refuses us.
-        """
+        """Make and lock the file, and write its first lines; OSError if the store refuses."""
         name = f"{process}-{number:06d}{SEGMENT_SUFFIX}"
         self.path = layout.live / name
         made = layout.new / name
@@ -90,11 +82,8 @@ class Segment:
     def append(self, lines: bytes) -> bool:
         """Write whole lines, or nothing; False if the file is not there or not ours any more.
 
-        A user may remove the store, and a program that becomes a daemon closes every descriptor;
-        what it opens next gets the same number.
-
-        Raises:
-            OSError: The disk is full or gone; the file ends as it ended before.
+        A user may remove the store, and a daemon closes every descriptor, whose number is used
+        again. OSError if the disk is full or gone; the file ends as it ended before.
         """
         if not self._is_ours():
             return False
@@ -134,10 +123,7 @@ class Segment:
         return (status.st_ino, status.st_dev) == self._identity and status.st_nlink == 0
 
     def write_final_counts(self, counts: Mapping[str, int]) -> None:
-        """Write counts into the room kept for them, if the file is there; empty ones take it back.
-
-        On a full disk, too, as it takes no room.
-        """
+        """Write counts into the room kept for them, also on a full disk; none take it back."""
         with contextlib.suppress(OSError):
             # Not the descriptor that appends: on Linux it does so wherever one asks it to write.
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)

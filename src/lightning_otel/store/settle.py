@@ -1,8 +1,7 @@
 """Write segments into sorted Parquet, exactly once: one settler at a time, safe to kill.
 
-A batch of sealed segments becomes one file under a temporary name, which is renamed into ``data/``.
-Then the manifest is replaced: that is the commit. The segments are unlinked after a grace period,
-for readers that opened them just before.
+A batch of sealed segments becomes one file, renamed into ``data/``; replacing the manifest is the
+commit. The segments are unlinked after a grace period, for readers that opened them before.
 """
 
 import contextlib
@@ -77,13 +76,7 @@ def settle_for_reader(layout: Layout, limit: int | None = None) -> SettleResult:
 def settle(layout: Layout, limit: int | None = None, *, wait_s: float = 0.0) -> SettleResult:
     """Pack sealed segments, a batch of at most 64 MB at a time; nothing if another process does.
 
-    No thread, and the memory of one batch: a loop that calls this with a limit until no segment was
-    settled works off any backlog, whenever there is a moment.
-
-    Args:
-        layout: The store's paths.
-        limit: How many batches at most; by default all there are.
-        wait_s: How long to wait for another settler to finish first.
+    At most ``limit`` batches; another settler is waited for ``wait_s``.
 
     Raises:
         OSError: There is no room.
@@ -187,16 +180,10 @@ def replace_files(
     settled: Sequence[SettledSegment] = (),
     keeps_segments: bool = True,
 ) -> None:
-    """Commit a new file under ``new/`` in place of others, in one write of the manifest.
+    """Commit a new file, if any, under ``new/`` in place of others, in one write of the manifest.
 
-    Args:
-        layout: The store's paths.
-        old: Files that count.
-        file: None if nothing is left.
-        counts: Ended spans that were left out, by reason.
-        settled: Segments whose spans the new file holds.
-        keeps_segments: Whether the segments that the old files' spans came from may be read again
-            if the new file turns out to be damaged.
+    ``counts`` are of spans left out, by reason; with ``keeps_segments`` the old files' segments
+    stand in for a damaged new file.
     """
     if file is not None:
         replaced = [
@@ -234,11 +221,8 @@ def wait_until_visible(layout: Layout) -> None:
 def sweep(layout: Layout, *, is_asked: bool = False) -> None:
     """Unlink files and segments that were replaced, and files that a dead settler left.
 
-    At most once in the grace period: a reader that has listed a file and not opened it yet fails.
-
-    Args:
-        layout: The store's paths.
-        is_asked: Whether somebody waits for it: then do not wait for a second grace period.
+    At most once in the grace period, unless ``is_asked``: a reader that has listed a file and not
+    opened it yet fails.
     """
     shutil.rmtree(layout.new / SPILL, ignore_errors=True)
     manifest = layout.read_manifest()
@@ -264,8 +248,7 @@ def sweep(layout: Layout, *, is_asked: bool = False) -> None:
 def _settle_for_everyone(layout: Layout, manifest: Manifest, before_us: int) -> Manifest:
     """Make commits before a time valid for every reader, whatever its clock says.
 
-    Segments that are gone since the last sweep are left out, unless they tell of damage; what
-    became of their spans stays in the manifest's counts. Files that ceased to count are unlinked.
+    Segments that are gone since the last sweep are left out, unless they tell of damage.
     """
     missing = {file.name for file in list_missing_files(layout, manifest)}
     files: list[DataFile] = []

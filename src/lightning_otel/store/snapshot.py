@@ -1,9 +1,7 @@
 """The files and segments of a store that count at one moment, and the SQL that reads their spans.
 
-A file that ceases to count, and a segment that is settled, stay for a period of grace: time enough
-for a query that follows at once. A later one takes a new snapshot; see :mod:`reader`. Of a segment
-that grows only the lines that were there are read, however often. Only the catalogue, which other
-programs open, decides inside its SQL (:mod:`catalogue`).
+What ceases to count stays for a period of grace. Of a growing segment only the lines that were
+there are read. Only the catalogue decides inside its SQL (:mod:`catalogue`).
 """
 
 import json
@@ -58,10 +56,9 @@ class Snapshot:
     """The files and segments that count.
 
     Attributes:
-        layout: The store's paths.
         files: Data files that are there and not known to be damaged.
         segments: Segments whose spans none of these holds, oldest first.
-        excluded: Names of files and segments that are damaged and lie where they always lay.
+        excluded: Names of damaged files and segments that lie where they always lay.
         live_bytes: Size of the segments.
         lines: How many lines count of each segment that its process still writes, by name.
         alive: The processes that may still end what they began.
@@ -149,8 +146,8 @@ def ndjson_sql(paths: str, columns: dict[str, str]) -> str:
 def small_ndjson_sql(paths: str, columns: dict[str, str]) -> str:
     """Return the SQL of :func:`ndjson_sql` for thousands of small files.
 
-    ``read_json`` takes a millisecond a file to bind our columns; this takes none, and three times
-    as long for each megabyte.
+    ``read_json`` takes a millisecond a file to bind columns; this none, and thrice as long a
+    megabyte.
     """
     shape = quote_text(json.dumps(columns))
     return (
@@ -161,10 +158,7 @@ def small_ndjson_sql(paths: str, columns: dict[str, str]) -> str:
 
 
 def same_span_sql(one: str, other: str) -> str:
-    """Return the condition that rows of two tables are one span; of two the first one kept wins.
-
-    They have the same ids and began near each other; see ``SAME_SPAN_NS``.
-    """
+    """Return the condition that rows of two tables are one span: same ids, begun together."""
     return (
         f"{one}.trace_id = {other}.trace_id AND {one}.span_id = {other}.span_id "
         f"AND {one}.start_ns BETWEEN {other}.start_ns - {SAME_SPAN_NS} "
@@ -215,10 +209,7 @@ def lines_sql(
 
 
 def _first_lines_sql(rows: str, lines: Mapping[str, int]) -> str:
-    """SELECT the first lines of each file; DuckDB reads a file in order, a row for every line.
-
-    Windows like these hold no rows: they count while the rows flow past.
-    """
+    """SELECT the first lines of each file: DuckDB's windows count while the rows flow past."""
     names = ", ".join(map(quote_text, lines))
     count = f"{list(lines.values())}[list_position([{names}], parse_filename(filename))]"
     return f"""SELECT * EXCLUDE (line, before, bound) FROM (
@@ -229,12 +220,9 @@ def _first_lines_sql(rows: str, lines: Mapping[str, int]) -> str:
 
 
 def rows_sql(layout: Layout, files: Sequence[DataFile], folder: Path | None = None) -> str:
-    """Return a subquery over the rows of data files and the place of each row.
+    """Return a subquery over the rows of data files, if any, and the place of each row.
 
-    Args:
-        layout: The store's paths.
-        files: Which; where there is none, there is no row.
-        folder: Where they lie, if not where they belong.
+    ``folder`` is where they lie, if not where they belong.
     """
     if not files:
         return f"(SELECT {NO_COLUMNS}, ''::VARCHAR AS filename, 0 AS file_row_number LIMIT 0)"

@@ -72,12 +72,9 @@ Statement = tuple[str, Sequence[object]]
 
 
 class SpanSource(ABC):
-    """An engine that holds spans.
+    """An engine that holds spans, named as a person wrote it, without a password.
 
-    Attributes:
-        name: The store's name as a person wrote it, without a password.
-        layout: Its paths, where it keeps files on this machine.
-        moment: What counts of these for every reader; None if each looks for itself.
+    ``layout`` are its paths, if on this machine; ``moment`` is what counts there for every reader.
     """
 
     name: str
@@ -98,7 +95,7 @@ class SpanSource(ABC):
         Args:
             names: Which views.
             columns: Those of ``spans`` that will be looked at; all by default. An engine elsewhere
-                leaves the others empty; one whose data DuckDB reads where it lies may have them.
+                leaves the others empty.
             query: The one query that will be put, if it is one: it tells the views and columns.
             parameters: What stands for its question marks.
             page: A query for the rollouts that will be looked at, if they are few.
@@ -108,10 +105,7 @@ class SpanSource(ABC):
         return self._read(con, names, columns, (query or "", parameters), page)
 
     def at_moment(self) -> "SpanSource":
-        """Return the source as it is when it is first read, for all connections of one answer.
-
-        Each look at files on this disk is one at another moment; an engine is asked as usual.
-        """
+        """Return the source as it is when first read; an engine is asked as usual."""
         return self
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
@@ -161,7 +155,6 @@ class SpanSource(ABC):
         self, con: "Con", names: Names, columns: Names | None, asked: Statement,
         page: Statement | None,
     ) -> Reader:  # fmt: skip
-        """Define the views, as :meth:`connect` has them, where ``spans`` stands already."""
         self._define_views(con, names, page=page)
         return Reader(con)
 
@@ -185,7 +178,6 @@ class LocalSource(SpanSource):
     layout: Layout
 
     def __init__(self, layout: Layout, moment: Moment | None = None) -> None:
-        """Name the files, and the moment at which they are read if it is one for all readers."""
         self.layout = layout
         self.name = str(layout.catalogue)
         self.moment = moment
@@ -219,10 +211,7 @@ class LocalSource(SpanSource):
 
 
 def prepare(layout: Layout) -> None:
-    """Prepare a store for reading: restore its manifest, update its catalogue, exclude damage.
-
-    Of many segments those that are closed are settled first, as many as a batch holds.
-    """
+    """Restore the manifest, update the catalogue, exclude damage; settle many segments."""
     layout.require()
     writer = writers_by_catalogue.get(layout.catalogue)
     if writer is not None:
@@ -300,8 +289,6 @@ def define_views(
 def _make_reader(
     con: "duckdb.DuckDBPyConnection", snapshot: Snapshot, *, is_narrow: bool
 ) -> SpanReader:
-    """Return the ways to the spans of a snapshot; what fails there fails as DuckDB has it."""
-
     @cache
     def open_whole() -> "duckdb.DuckDBPyConnection":
         if not is_narrow:
@@ -322,7 +309,6 @@ def _make_reader(
 
 
 def _is_wide(names: Collection[str], columns: Collection[str] | None) -> bool:
-    """Return whether a query may look at content."""
     if columns is None:
         return not set(names) <= _SUMMARIES
     return not set(columns) <= _SUMMARY_COLUMNS
@@ -334,10 +320,7 @@ def _hold_rows(
     layout: Layout,
     files: Sequence[DataFile],
 ) -> None:
-    """Hold the spans of a query in the table ``live``, but for those that some files hold too.
-
-    To parse a segment costs more than all else, and the views look at the spans eight times.
-    """
+    """Hold a query's spans, but those in files, in ``live``: views read segments eight times."""
     held = "CREATE OR REPLACE TABLE reading.live AS"
     con.execute(f"{held} {query}")
     times = con.execute("SELECT min(start_ns), max(start_ns) FROM reading.live").fetchall()

@@ -1,7 +1,7 @@
 """A query's result, handed out in whatever form the reader works with.
 
-Nothing is computed until it is asked for, and pandas, polars and pyarrow are imported only by the
-method that is named after them.
+Nothing is computed until it is asked for; pandas, polars and pyarrow are imported by the method
+named after them.
 """
 
 import contextlib
@@ -54,14 +54,12 @@ class Query:
         text: str,
         parameters: Sequence[object] = (),
     ) -> None:
-        """Hold a query."""
         self._con = con if isinstance(con, Reader) else Reader(con)
         self._text = text
         self._parameters = list(parameters)
         self._is_used = False
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Return the result through the Arrow C stream interface."""
         return self.take(lambda relation: relation.__arrow_c_stream__(requested_schema))
 
     def select(self, columns: str) -> "Query":
@@ -104,10 +102,7 @@ class Query:
                 yield dict(zip(names, row, strict=True))
 
     def batches(self, size: int = _FETCH) -> tuple[list[str], Iterator[list[Any]]]:
-        """Return the columns' names, and the rows as tuples, so many at a time.
-
-        A time with a zone comes as text.
-        """
+        """Return the columns' names, and rows as tuples, so many at a time; zoned times as text."""
         # A cursor of its own: DuckDB 2 refuses a connection whose result is half read.
         cursor = self._con.con.cursor()
         names: list[str] = []
@@ -130,7 +125,6 @@ class Query:
         return names, following(self._answer(first))
 
     def _answer(self, act: Callable[[], T]) -> T:
-        """Read what counts now, again where a part of the store turns out to be damaged or gone."""
         if self._is_used:
             self._con.refresh()
         self._is_used = True
@@ -161,21 +155,18 @@ class Table(Generic[T]):
         *,
         counts: Callable[[], Iterable[int]] | None = None,
     ) -> None:
-        """Describe a result that ``query`` opens in DuckDB and ``rows`` as Python objects."""
         self._query = query
         self._rows = rows
         self._noun = noun
         self._counts = counts
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over the rows as objects."""
         return iter(self._rows())
 
     def __repr__(self) -> str:
         return f"<Table of {self._noun}: iterate, or .df() .pl() .arrow() .to_parquet(path)>"
 
     def _repr_html_(self) -> str:
-        """Return the first rows and the row count as HTML for notebooks."""
         rows = [self._as_columns(row) for row in self._first(_PAGE + 1)]
         columns = list(rows[0]) if rows else []
         count = str(len(rows))
@@ -197,14 +188,12 @@ class Table(Generic[T]):
         return f"{found:,}"
 
     def _as_columns(self, row: T) -> Mapping[str, object]:
-        """Return a row by column, for people."""
         if isinstance(row, Mapping):
             return row
         held = dataclasses.fields(row) if dataclasses.is_dataclass(row) else ()
         return {each.name: getattr(row, each.name) for each in held}
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Return the rows through the Arrow C stream interface, for polars, pyarrow and pandas."""
         return self._query().__arrow_c_stream__(requested_schema)
 
     def page(self, order: str, limit: int, offset: int) -> tuple[list[dict[str, Any]], int]:
@@ -240,8 +229,6 @@ class Table(Generic[T]):
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the rows to a zstd Parquet file, the user's alone unless a shared one stands there.
 
-        Needs no other library.
-
         Raises:
             ConfigError: No file can be made there; what stood there is as it was.
         """
@@ -253,7 +240,6 @@ class Spans(Table[Span]):
     """Spans: of one rollout or trace a notebook shows the picture."""
 
     def __init__(self, query: Callable[[], Query], *, is_one: bool) -> None:
-        """Describe a result; ``is_one`` says that it is of one rollout or trace."""
         super().__init__(
             query,
             lambda: map(build_span, query().dicts()),
@@ -263,7 +249,6 @@ class Spans(Table[Span]):
         self._is_one = is_one
 
     def _repr_html_(self) -> str:
-        """Return the tree of a rollout or trace, or the first rows, as HTML for notebooks."""
         from lightning_otel.views.picture import draw_trace
         from lightning_otel.views.trace import make_trace
 
@@ -300,14 +285,9 @@ class Transitions(Table[Transition]):
         counts: Callable[[], Iterable[int]],
         report: Callable[[], Report] | None = None,
     ) -> None:
-        """Describe a result.
+        """Describe a result: functions that open its rows in DuckDB, as objects and as JSON values.
 
-        Args:
-            query: Opens it in DuckDB.
-            rows: Opens it as objects.
-            records: Opens it as JSON values by column.
-            counts: Counts its rows, part by part.
-            report: Reads its funnel; by default a pass over the rows tells it.
+        ``counts`` counts its rows part by part; ``report`` reads its funnel, by default by a pass.
         """
         super().__init__(query, rows, "transitions", counts=counts)
         self._records = records
@@ -353,11 +333,7 @@ def _count_rows(found: "duckdb.DuckDBPyRelation") -> int:
 
 
 def _zoned_as_text(kinds: Iterable[object]) -> str:
-    """List every column of a SELECT, times with a zone as text; empty if there is none.
-
-    DuckDB makes Python's own of them with pytz, which it does not bring. Frames and Arrow have
-    theirs.
-    """
+    """List a SELECT's columns, zoned times as text: DuckDB needs pytz for Python's own."""
     found = [str(kind) for kind in kinds]
     if not any(_ZONED in kind for kind in found):
         return ""

@@ -1,8 +1,7 @@
 """The file ``X.duckdb``: a template that ships, with the place of the store written into it.
 
-So any DuckDB opens a store from its first span on, and the traced process needs no engine to make
-the file. ``.ci/template.py`` makes the template: a database without tables, whose views name their
-files by the macro ``store_folder()``. Its text is the one place that differs between stores.
+So the traced process makes it without an engine. ``.ci/template.py`` makes the template: views
+that name their files by the macro ``store_folder()``, whose text alone differs between stores.
 """
 
 import contextlib
@@ -45,10 +44,7 @@ def add_catalogue(layout: Layout) -> None:
 
 
 def ensure_catalogue(layout: Layout) -> None:
-    """Make ``X.duckdb`` and the files without rows, unless they stand there and are up to date.
-
-    Where they cannot be made, as on a disk one may only read, what is there is read without them.
-    """
+    """Make ``X.duckdb`` and the files without rows, unless up to date or read-only."""
     with contextlib.suppress(OSError):
         if not (layout.live / EMPTY_LIVE).exists():  # somebody emptied the folder, or removed it
             layout.make_folders()
@@ -64,7 +60,6 @@ def ensure_catalogue(layout: Layout) -> None:
 
 
 def _current_stamp(layout: Layout) -> bytes:
-    """Return what the catalogue is to be made of, and how the files look now."""
     version, _ = _read_template()
     paths = (layout.catalogue, layout.data / EMPTY_DATA, layout.facts / EMPTY_FACTS)
     states = " ".join(map(_file_state, paths))
@@ -81,7 +76,6 @@ def _file_state(path: Path) -> str:
 
 
 def _read_stamp(layout: Layout) -> bytes:
-    """Return what the catalogue was made of, and how the files looked then."""
     try:
         return (layout.root / STAMP).read_bytes()
     except OSError:
@@ -89,7 +83,6 @@ def _read_stamp(layout: Layout) -> bytes:
 
 
 def _put_content(layout: Layout, final: Path, content: bytes) -> None:
-    """Put a file there by rename: a reader of the old one is not disturbed."""
     draft = layout.new / f"{os.getpid()}-{os.urandom(4).hex()}-{final.name}"
     write_private(draft, content)
     try:
@@ -105,11 +98,7 @@ def _read_template() -> tuple[bytes, bytes]:
 
 
 def _build_catalogue(folder: Path) -> bytes:
-    """Return the template with a store's folder in it, and the checksums that DuckDB verifies.
-
-    Raises:
-        ValueError: DuckDB cannot open the path.
-    """
+    """Return the template with a store's folder in it, and the checksums that DuckDB verifies."""
     room = escape_glob(folder).encode().ljust(FOLDER_BYTES)  # ``store_folder()`` trims it
     if len(room) > FOLDER_BYTES:
         raise ValueError(f"{folder} is longer than {FOLDER_BYTES:,} bytes")
@@ -128,10 +117,7 @@ def _build_catalogue(folder: Path) -> bytes:
 
 
 def _sum_words(content: bytes | bytearray) -> int:
-    """Return DuckDB's checksum of a block.
-
-    Source: ``src/common/checksum.cpp`` of DuckDB.
-    """
+    """Return DuckDB's checksum of a block. Source: ``src/common/checksum.cpp`` of DuckDB."""
     total = 5381
     for (word,) in _CHECKSUM.iter_unpack(content):
         total ^= word * 0xBF58476D1CE4E5B9

@@ -1,8 +1,8 @@
 """Transforms of spans before they are written: drop, rename, redact.
 
-A transform is a plain function that gets a span, a started one too, and gives a span, or None to
-drop it. It runs in the thread that ended the span, before anything of it touches a disk. One that
-raises loses no span and lets nothing out: all that may be content is replaced by a fixed text.
+A transform is a function from a span, a started one too, to a span, or None to drop it. It runs in
+the thread that ended the span, before it touches a disk. One that raises loses no span and lets
+nothing out: all that may be content is replaced by a fixed text.
 """
 
 import contextlib
@@ -84,12 +84,8 @@ def load_transform_lazily(name: str) -> Transform:
 def add_transform(function: Transform) -> Transform:
     """Let every span this process records from now on pass through a function, after those before.
 
-    Args:
-        function: Gets each span, as it starts (with an empty ``end_ns``) and as it ends; gives the
-            span to keep, or None to keep none.
-
-    Returns:
-        The function, so that this can stand as a decorator.
+    It gets each span, as it starts (with an empty ``end_ns``) and as it ends, and gives the span to
+    keep, or None. It is returned, so that this can stand as a decorator.
 
     Raises:
         ConfigError: It cannot be called.
@@ -128,12 +124,9 @@ def name_transform(function: Transform) -> str:
 
 
 def apply_transforms(record: Record, transforms: Sequence[Transform]) -> tuple[Record | None, bool]:
-    """Apply transforms to a record, after those that apply everywhere; it is consumed.
+    """Apply transforms to a record, which is consumed; its ids and its place stay as they are.
 
-    Its ids and its place in its process stay as they are.
-
-    Returns:
-        What is kept, None if the span was dropped; and whether a transform raised.
+    Return what is kept, None if the span was dropped; and whether a transform raised.
     """
     make_attributes_plain(record["attributes"])
     for item in (*record.get("events", ()), *record.get("links", ())):
@@ -184,7 +177,6 @@ def _make_record(before: Span, after: Span, record: Record) -> Record:
 
 
 def _empty_span(span: Span) -> Span:
-    """The span with all that may be content replaced."""
     return replace(
         span,
         name=span.name if span.name in _OUR_NAMES else FAILED,

@@ -1,8 +1,7 @@
 """The traced process's side of the store: an ended span is a line of its segment, at once.
 
-One ``write`` a span and nothing else: no DuckDB, thread, queue, signal handler or exit hook, so
-whatever kills the process, an ended span is already in the page cache. Never raises for a full,
-slow or broken disk: a line is written at once, waits in memory or is counted as lost.
+One ``write`` a span and nothing else: whatever kills the process, an ended span is already in the
+page cache. Never raises for a full, slow or broken disk.
 """
 
 import itertools
@@ -57,8 +56,8 @@ class _OpenSpan:
 
     Attributes:
         sequence: Its place in the process.
-        stamps: Attributes for its record alone: on the span they would reach every exporter of the
-            program, and push out attributes of a span that holds as many as it may.
+        stamps: Attributes for its record alone: on the span they would reach every exporter, and
+            push out attributes of a span that holds as many as it may.
         began_ns: When it began, by the clock that never goes back; None if that was not seen.
         record: The record of its start, once that was made; its end makes it whole.
         line: The line of its start, once it was made.
@@ -77,7 +76,6 @@ class SpanWriter(Journal):
     """Turns started and ended spans into lines of the process's segments, and counts them."""
 
     def __init__(self, layout: Layout | None) -> None:
-        """Make a writer that opens its segment with the first span."""
         super().__init__(layout)
         _writers.add(self)
 
@@ -179,8 +177,7 @@ class SpanWriter(Journal):
     def add_all(self, spans: Iterable[Span]) -> None:
         """Keep spans that somebody else holds until we have them: with few writes, or not at all.
 
-        Raises:
-            OSError: The disk refuses some of them; they are neither held in memory nor counted.
+        OSError if the disk refuses some; they are neither held in memory nor counted.
         """
         self._forget_if_forked()
         lines: list[bytes] = []
@@ -207,14 +204,10 @@ class SpanWriter(Journal):
             self.count_unstored(n.TRANSFORM, dropped)
 
     def records(self, since: tuple[int, int], *mentions: str) -> list[Record] | None:
-        """This process's records since a position, starts without their end among them.
+        """Return this process's parsed lines since a position, starts without their end among them.
 
-        Args:
-            since: As :meth:`position` gave it.
-            *mentions: Texts of which a line wanted holds one; the others are not even parsed.
-
-        Returns:
-            Parsed lines in order; None if a segment was settled and is gone.
+        Only lines that hold one of the ``mentions`` are parsed. None if a segment was settled and
+        gone.
         """
         self._forget_if_forked()
         index, offset = since
@@ -256,12 +249,10 @@ class SpanWriter(Journal):
             self._keep_evaluations(build_span(parse_line(line)))
 
     def _keep_evaluations(self, span: Span) -> None:
-        """Keep what others noted of a span's worth as rewards, which have no events themselves."""
         for reward in evaluations_of(span):
             self.add(reward)
 
     def _transform_record(self, record: Record, transforms: Sequence[Transform]) -> bool:
-        """Let an ended span pass through transforms; False if one dropped it."""
         drop = build_drop_record(record)
         kept, is_failed = apply_transforms(record, transforms)
         if kept is None:

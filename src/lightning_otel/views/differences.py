@@ -67,7 +67,7 @@ def compare_ids(
     """Return what two ids name, each its noun and whole id, and how these differ."""
     store = at_moment(store)
     one, other = store.find(a), store.find(b)
-    first, second = (_read_whole(store, *each) for each in (one, other))
+    first, second = (_read_whole(store, *side) for side in (one, other))
     return one, other, compare_traces(first, second, most_lines)
 
 
@@ -83,20 +83,21 @@ def compare_traces(a: Trace, b: Trace, most_lines: int | None = MOST_LINES) -> D
     figures = [
         Figure(name, one.get(name), other.get(name)) for name in dict.fromkeys([*one, *other])
     ]
-    left, right = list(_read_lines(a)), list(_read_lines(b))
-    first, second = left[:most_lines], right[:most_lines]
-    said: list[DiffLine] = []
+    first_lines, right = list(_read_lines(a)), list(_read_lines(b))
+    first, second = first_lines[:most_lines], right[:most_lines]
+    conversation: list[DiffLine] = []
     for kind, a0, a1, b0, b1 in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
         if kind == "equal":
-            said += (DiffLine(" ", text) for text in first[a0:a1])
+            conversation += (DiffLine(" ", text) for text in first[a0:a1])
         else:
-            said += (DiffLine("-", text) for text in first[a0:a1])
-            said += (DiffLine("+", text) for text in second[b0:b1])
-    return Difference(figures, said, len(left) - len(first), len(right) - len(second))
+            conversation += (DiffLine("-", text) for text in first[a0:a1])
+            conversation += (DiffLine("+", text) for text in second[b0:b1])
+    return Difference(
+        figures, conversation, len(first_lines) - len(first), len(right) - len(second)
+    )
 
 
 def _read_lines(trace: Trace) -> Iterator[str]:
-    """Yield speakers and words, a line each, in the order of the rows, without repeats."""
     for row in trace.rows:
         get = row.span.attributes.get
         if row.kind == "call":
@@ -106,25 +107,24 @@ def _read_lines(trace: Trace) -> Iterator[str]:
                 yield f"{row.agent or 'assistant'}: {word_messages([message])}"
         elif row.kind == "tool":
             name = get(c.TOOL_NAME) or row.span.name
-            given, result = map(_one_line_of, (get(c.TOOL_ARGUMENTS), get(c.TOOL_RESULT)))
-            yield f"{name}: {given} → {result}"
+            arguments, result = map(_one_line_of, (get(c.TOOL_ARGUMENTS), get(c.TOOL_RESULT)))
+            yield f"{name}: {arguments} → {result}"
         if row.is_fault:
             yield f"error in {row.span.name}: {_one_line_of(row.span.status_message)}"
 
 
 def _read_figures(trace: Trace) -> dict[str, Any]:
-    """Return the figures of a trace, the last value of each reward among them."""
     kinds = Counter(row.kind for row in trace.rows)
     calls = [row.span.attributes for row in trace.rows if row.kind == "call"]
     tokens: list[int | None] = []
     for key in (c.INPUT_TOKENS, c.OUTPUT_TOKENS):
-        known = [value for each in calls if (value := get_integer(each, key)) is not None]
-        tokens.append(sum(known) if known else None)
+        counts = [value for call in calls if (value := get_integer(call, key)) is not None]
+        tokens.append(sum(counts) if counts else None)
     acted = [row.span for row in trace.rows if row.kind != "reward"]
     ends = [span.end_ns for span in acted if span.end_ns is not None]
     took_ns = max(ends) - min(span.start_ns for span in acted) if ends else None
     agents = {row.agent for row in trace.rows if row.agent}
-    models = {get_text(each, c.RESPONSE_MODEL) or get_text(each, c.REQUEST_MODEL) for each in calls}
+    models = {get_text(call, c.RESPONSE_MODEL) or get_text(call, c.REQUEST_MODEL) for call in calls}
     rewards = [read_reward(row.span) for row in trace.rows]
     return {
         "spans": len(trace.rows),
@@ -140,9 +140,9 @@ def _read_figures(trace: Trace) -> dict[str, Any]:
         "models": ", ".join(sorted(filter(None, models))) or None,
         **{
             f"reward {name}": value
-            for each in rewards
-            if isinstance(each, Reward)
-            for name, value in each.values.items()
+            for reward in rewards
+            if isinstance(reward, Reward)
+            for name, value in reward.values.items()
         },
     }
 

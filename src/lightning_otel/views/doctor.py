@@ -60,7 +60,6 @@ class Finding:
     Attributes:
         code: Its subject; the same in every version.
         level: ``ok``; ``note`` for what may be meant so; ``problem`` for what is not.
-        text: One sentence.
         remedy: A command or advice; empty where nothing is to be done.
     """
 
@@ -98,8 +97,8 @@ def examine(store: Store) -> list[Finding]:
 
 def _check_versions() -> Iterator[Finding]:
     python = f"python {'.'.join(map(str, sys.version_info[:3]))}"
-    found = [f"{name} {version}" for name in _VERSIONS if (version := _installed_version(name))]
-    yield ok("versions", ", ".join([python, *found]))
+    versions = [f"{name} {version}" for name in _VERSIONS if (version := _installed_version(name))]
+    yield ok("versions", ", ".join([python, *versions]))
     if _installed_version("openai") is None:
         yield note("no-openai", "openai is not installed here", "pip install openai")
     httpx = _installed_version("httpx")
@@ -129,27 +128,27 @@ def _check_instrumentors() -> Iterator[Finding]:
         text = "lightning-otel's entry points are not installed, so opentelemetry-instrument cannot"
         remedy = "pip install --force-reinstall lightning-otel"
         yield problem("no-entry-points", f"{text} find it", remedy)
-    for package, entry in sorted(foreign, key=lambda found: found[0]):
+    for package, entry in sorted(foreign, key=lambda item: item[0]):
         yield _check_foreign(package, entry)
 
 
 def _check_foreign(package: str, entry: metadata.EntryPoint) -> Finding:
-    known = f"{package} {_installed_version(package)}"
+    name = f"{package} {_installed_version(package)}"
     was_imported = entry.module in sys.modules
     try:
         instrumentor = entry.load()
     except (ImportError, AttributeError, TypeError) as exc:
         return problem(
             "foreign-broken",
-            f"{known} cannot be imported ({exc}); opentelemetry-instrument says nothing of that",
+            f"{name} cannot be imported ({exc}); opentelemetry-instrument says nothing of that",
             f"pip uninstall {package}",
         )
     treated = "its spans are read, and a request that ours recorded too stays one transition"
     if was_imported and _is_active(instrumentor):
-        return note("foreign", f"{known} is active in this process: {treated}")
+        return note("foreign", f"{name} is active in this process: {treated}")
     return note(
         "foreign",
-        f"{known} is installed, and active under opentelemetry-instrument: {treated}",
+        f"{name} is installed, and active under opentelemetry-instrument: {treated}",
         f"to record each request once: {_DISABLED_ENV}={entry.name}",
     )
 
@@ -212,7 +211,7 @@ def _check_storage(layout: Layout, store: Store) -> Iterator[Finding]:
     if not layout.exists():
         text = f"no store at {layout.catalogue} yet"
         yield note("no-store", text, "lightning-otel run -- python your_agent.py")
-        folder = next(each for each in layout.catalogue.parents if each.exists())
+        folder = next(parent for parent in layout.catalogue.parents if parent.exists())
         fault = "" if os.access(folder, os.W_OK) else "is not writable"
         fault = fault if folder.is_dir() else "is no folder"
         if fault:
@@ -262,8 +261,8 @@ def _check_contents(layout: Layout, store: Store) -> Iterator[Finding]:
         if not layout.is_copy_whole():
             text = f"{layout.manifest_copy} is damaged, the manifest is whole"
             yield problem("manifest-damaged", text, command)
-        found = list(_check_damage(layout, command))
-        yield from found
+        findings = list(_check_damage(layout, command))
+        yield from findings
     except StoreDamagedError as exc:
         yield problem("store-damaged", exc.what, command)
     except LightningOtelError as exc:
@@ -273,19 +272,19 @@ def _check_contents(layout: Layout, store: Store) -> Iterator[Finding]:
     else:
         yield from _check_counts(layout, store)
         yield from _check_accounts(
-            store, is_whole=not any(each.level == "problem" for each in found)
+            store, is_whole=not any(finding.level == "problem" for finding in findings)
         )
 
 
 def _check_damage(layout: Layout, command: str) -> Iterator[Finding]:
     if layout.catalogue.exists() and (fault := find_catalogue_fault(layout)):
         yield problem("catalogue-damaged", f"{layout.catalogue} is damaged ({fault})", command)
-    found = damage.exclude_damage(layout, is_thorough=True)
+    damaged = damage.exclude_damage(layout, is_thorough=True)
     manifest = layout.read_manifest()
     rows = {file.name: file.rows for file in manifest.live_files}
     for name in sorted(damage.list_excluded(layout)):
         lacking = f"{rows.get(name, 0)} spans in it cannot be read"
-        why = found.get(name, "it cannot be read")
+        why = damaged.get(name, "it cannot be read")
         yield problem("file-damaged", f"{name} is damaged ({why}): {lacking}", command)
     for file in damage.list_missing_files(layout, manifest):
         yield problem(
@@ -301,16 +300,16 @@ def _check_damage(layout: Layout, command: str) -> Iterator[Finding]:
 
 def _check_quarantine(layout: Layout, command: str) -> Iterator[Finding]:
     aside = quarantine.read_notes(layout)
-    for each in aside:
-        if each.is_open:
-            text = f"{each.noun} {each.name} is damaged ({each.why}): {each.missing} of its "
-            yield problem("quarantined", f"{text}{each.rows} spans cannot be read", command)
-        elif each.gone:
-            text = f"{each.gone} of {each.rows} spans are gone with {each.name} ({each.why})"
+    for entry in aside:
+        if entry.is_open:
+            text = f"{entry.noun} {entry.name} is damaged ({entry.why}): {entry.missing} of its "
+            yield problem("quarantined", f"{text}{entry.rows} spans cannot be read", command)
+        elif entry.gone:
+            text = f"{entry.gone} of {entry.rows} spans are gone with {entry.name} ({entry.why})"
             yield note("spans-gone", text)
     healed = [n for n in aside if n.noun != "lines" and not n.is_open and not n.gone]
-    for each in healed[-_FEW_NOTES:]:
-        yield note("healed", f"{each.noun} {each.name}: {each.why}; no span is missing for it")
+    for entry in healed[-_FEW_NOTES:]:
+        yield note("healed", f"{entry.noun} {entry.name}: {entry.why}; no span is missing for it")
     if aside:
         text = f"damaged parts in {layout.quarantine}, each with a note: {len(aside)}"
         yield note("quarantine", text)
@@ -360,27 +359,27 @@ def check_calls(store: Store) -> Iterator[Finding]:
 
 def _check_accounts(store: Store, *, is_whole: bool) -> Iterator[Finding]:
     try:
-        found = store.accounting()
+        accounting = store.accounting()
     except LightningOtelError:
         return  # as was said of what cannot be read
-    for reason, count in found.reasons():
+    for reason, count in accounting.reasons():
         level: Literal["ok", "note"] = "ok" if reason in INTENDED else "note"
         yield Finding("not-stored", level, f"not stored: {count_noun(count, 'span')}: {reason}")
-    if found.pending:
-        text = f"waiting in memory for the disk: {count_noun(found.pending, 'span')}"
+    if accounting.pending:
+        text = f"waiting in memory for the disk: {count_noun(accounting.pending, 'span')}"
         yield note("waiting", text)
-    if found.slow_writes:
+    if accounting.slow_writes:
         yield note(
             "slow-disk",
-            f"the disk hung {found.slow_writes} times; {found.slow_held} spans waited in memory, "
-            "where a kill would have lost them",
+            f"the disk hung {accounting.slow_writes} times; {accounting.slow_held} spans waited "
+            "in memory, where a kill would have lost them",
         )
     notes = quarantine.read_notes(store.layout) if store.layout else []
-    gone = sum(each.gone for each in notes if each.noun == "data file")
-    if found.missing > gone and is_whole:
+    gone = sum(note.gone for note in notes if note.noun == "data file")
+    if accounting.missing > gone and is_whole:
         yield problem(
             "missing-spans",
-            f"the numbers do not add up: {found.sentence()}",
+            f"the numbers do not add up: {accounting.sentence()}",
             "put back the segments or data files that were taken out of the store",
         )
 

@@ -14,7 +14,6 @@ class Gap(NamedTuple):
     rows: list[Row]
 
     def __str__(self) -> str:
-        """Return the number of hidden spans, and their kinds."""
         rows = self.rows
         counts = [
             (sum(row.kind == "call" for row in rows), "call"),
@@ -27,10 +26,7 @@ class Gap(NamedTuple):
 
 
 def children_of(rows: Sequence[Row], is_shown: Sequence[bool] | None) -> dict[int, list[int | Gap]]:
-    """Return the children of each shown row: shown ones, and gaps for the hidden.
-
-    Rows stand after their parents, and are shown with these.
-    """
+    """Return the children of each shown row: shown ones, and gaps for the hidden."""
     children: dict[int, list[int | Gap]] = {}
     above: list[int] = []  # for each row the shown one nearest above or at it
     for position, row in enumerate(rows):
@@ -49,7 +45,7 @@ def children_of(rows: Sequence[Row], is_shown: Sequence[bool] | None) -> dict[in
 
 
 def select_rows(rows: Sequence[Row], limit: int) -> list[bool]:
-    """Choose the rows to show where too many would not fit; they are a tree of their own.
+    """Choose a tree of rows to show where too many would not fit.
 
     Those near a root come first, and of many siblings the first and the last ones.
     """
@@ -90,16 +86,11 @@ def fold(
     others: bool = False,
     only: Collection[str] | None = None,
 ) -> Folded:
-    """Choose the rows to show.
+    """Choose the rows of a trace to show, each after its parent.
 
     Requests, queries and messages of other instrumentors are folded away where nothing else lies
-    below them, unless there is nothing else at all.
-
-    Args:
-        rows: All of a trace, each after its parent.
-        closed: Ids of the spans below which nothing is shown.
-        others: Whether those of other instrumentors are shown.
-        only: Ids of the spans that are shown, with what is above them; None for all.
+    below them, unless there is nothing else at all, or ``others`` are shown. Nothing is shown below
+    ``closed`` spans; ``only`` these are, with what is above them.
     """
     is_other = _keep_above(rows, [row.kind == "plumbing" for row in rows])
     count = sum(is_other)
@@ -118,16 +109,15 @@ def fold(
             is_hidden[position] = True
         elif is_other[position] and parent != NO_PARENT:
             folded[parent] += row.size + 1
-    shown = [
+    lines = [
         Shown(row, folded[at], is_closed=row.span.span_id in shut and row.size > 0)
         for at, row in enumerate(rows)
         if not is_hidden[at]
     ]
-    return Folded(shown, count)
+    return Folded(lines, count)
 
 
 def _keep_above(rows: Sequence[Row], is_left_out: list[bool]) -> list[bool]:
-    """Return which rows are left out: none that has a row below it that is not."""
     for position in range(len(rows) - 1, -1, -1):
         if not is_left_out[position] and rows[position].parent != NO_PARENT:
             is_left_out[rows[position].parent] = False

@@ -1,7 +1,6 @@
 """Messages as people read them: in one line, or as parts of text, images and other media.
 
-In a chat each message of a growing history stands once. Where a call was given another history
-than the one before it, that is said, and what is new in it stands below.
+Each message of a growing history stands once; where a call was given another history, that is said.
 """
 
 import base64
@@ -81,9 +80,7 @@ class ShownMessage(NamedTuple):
 class Thread(NamedTuple):
     """The messages of one agent on one branch, in the order in which the model got to see them.
 
-    Attributes:
-        agent: Its name; empty where none is named.
-        cause: Why the branch begins there; ``start`` for the first one.
+    ``cause`` is why the branch begins there; ``start`` for the first one.
     """
 
     agent: str
@@ -112,9 +109,9 @@ ALL: Final = Limits()
 def new_input(span: Span) -> list[Message]:
     """Return a call's new input: the messages after its own last answer, without instructions."""
     messages = parse_messages(span.attributes.get(c.INPUT_MESSAGES)) or ()
-    answers = [at for at, each in enumerate(messages) if each.get("role") == "assistant"]
+    answers = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
     new = messages[max(answers, default=-1) + 1 :]
-    return [each for each in new if each.get("role") != "system"]
+    return [message for message in new if message.get("role") != "system"]
 
 
 def first_answer(span: Span) -> list[Message]:
@@ -150,20 +147,16 @@ def show_thread(
     before: Transition | None = None,
     limits: Limits = ALL,
 ) -> Thread:
-    """The messages of a trajectory that were not shown before.
+    """Return the messages of a trajectory that were not shown before.
 
-    Args:
-        path: The trajectory.
-        labels: The name of each step, by its span id.
-        before: An earlier step, which the first of these may go on from.
-        limits: How much is shown of each step.
+    ``labels`` names steps by span id; the first may go on from the step ``before``.
     """
-    shown: list[ShownMessage] = []
+    messages: list[ShownMessage] = []
     for step in path.transitions:
-        shown += _input_messages(step, before, limits)
+        messages += _input_messages(step, before, limits)
         for answer in show_messages(step.action, step.span_id, "output", 0, limits.characters):
             is_first, note = answer.place == 0, f"choice {answer.place + 1} of "
-            shown.append(
+            messages.append(
                 answer._replace(
                     label=labels[step.span_id],
                     reward=step.reward if is_first else None,
@@ -171,31 +164,30 @@ def show_thread(
                 )
             )
         before = step
-    return Thread(path.agent, path.branch, path.cause, shown)
+    return Thread(path.agent, path.branch, path.cause, messages)
 
 
 def _input_messages(
     step: Transition, before: Transition | None, limits: Limits
 ) -> Iterator[ShownMessage]:
-    """Yield the messages of a call's input that are new."""
-    held: Sequence[Message] = () if before is None else before.observation
-    given, answers = step.observation, () if before is None else before.action
-    pairs = enumerate(zip(held, given, strict=False))
-    same = next((at for at, two in pairs if not is_same(*two)), min(len(held), len(given)))
+    history: Sequence[Message] = () if before is None else before.observation
+    prompt, answers = step.observation, () if before is None else before.action
+    pairs = enumerate(zip(history, prompt, strict=False))
+    same = next((at for at, two in pairs if not is_same(*two)), min(len(history), len(prompt)))
     note = ""
-    if same < len(held):
-        kept = f"{count_noun(same, 'message')} kept" if same else "no message kept"
-        note = f"history changed: {kept}, {len(given) - same:,} new"
-    elif same < len(given) and any(is_same(answer, given[same]) for answer in answers):
+    if same < len(history):
+        overlap = f"{count_noun(same, 'message')} kept" if same else "no message kept"
+        note = f"history changed: {overlap}, {len(prompt) - same:,} new"
+    elif same < len(prompt) and any(is_same(answer, prompt[same]) for answer in answers):
         same += 1
-    given = given[: limits.until]
-    first = max(same, len(given) - limits.messages)
-    for each in show_messages(given, step.span_id, "input", first, limits.characters):
-        yield each._replace(note=note, hidden=first - same) if each.place == first else each
+    prompt = prompt[: limits.until]
+    first = max(same, len(prompt) - limits.messages)
+    for item in show_messages(prompt, step.span_id, "input", first, limits.characters):
+        yield item._replace(note=note, hidden=first - same) if item.place == first else item
 
 
 def read_text(message: Message, index: int) -> str | tuple[str, bytes]:
-    """The whole text of a message's part; the type and bytes of one that is an image.
+    """Return the whole text of a message's part; the type and bytes of an image.
 
     Raises:
         IndexError: It has no such part.
@@ -226,15 +218,14 @@ def value_text(value: object) -> str:
 
 
 def _message_parts(message: Message) -> Iterable[object]:
-    found = message.get("parts")
-    if isinstance(found, (list, tuple)):
-        return found
+    content = message.get("parts")
+    if isinstance(content, (list, tuple)):
+        return content
     parts: Iterable[object] = read_message(message)["parts"]
     return parts
 
 
 def _read_part(part: object) -> tuple[str, str, str]:
-    """A part's kind, title and whole text."""
     if not isinstance(part, Mapping):
         return "text", "", to_text(part)
     kind = part.get("type")
@@ -247,8 +238,8 @@ def _read_part(part: object) -> tuple[str, str, str]:
     if kind == "tool_call_response":
         return "tool_result", "tool answered", value_text(part.get("response"))
     if kind in ("blob", "uri", "file"):
-        begun, content = _IMAGES.get(to_text(part.get("mime_type"))), to_text(part.get("content"))
-        is_begun = kind == "blob" and begun is not None and content.startswith(begun)
+        head, content = _IMAGES.get(to_text(part.get("mime_type"))), to_text(part.get("content"))
+        is_begun = kind == "blob" and head is not None and content.startswith(head)
         return "image" if is_begun and len(content) <= _LARGEST else "media", *_word_medium(part)
     return "other", to_text(kind), _laid_out(part)
 

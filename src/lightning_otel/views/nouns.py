@@ -24,9 +24,11 @@ _PREFIX: Final = "prefix"
 
 def _add_contents(store: "Store", rows: list[dict[str, Any]], _: object) -> None:
     ids = [row["rollout_id"] for row in rows]
-    texts = read_texts(store.sql, rows, "rollout_id", [(each, each) for each in ids])
-    for row, (asked, row["output"]) in zip(rows, texts, strict=True):
-        row["input"] = task_words(row["task"]) or asked
+    texts = read_texts(
+        store.sql, rows, "rollout_id", [(rollout_id, rollout_id) for rollout_id in ids]
+    )
+    for row, (question, row["output"]) in zip(rows, texts, strict=True):
+        row["input"] = task_words(row["task"]) or question
 
 
 ATTEMPTS: Final = View(
@@ -81,9 +83,9 @@ def parse_version(text: str) -> int | str:
     return int(text) if is_number else text
 
 
-def describe_resource(held: "Resources", name: str) -> dict[str, Any]:
+def describe_resource(resources: "Resources", name: str) -> dict[str, Any]:
     """Return a resource as a row: its newest version, and the versions that its aliases mean."""
-    newest, aliases = held.versions(name)[-1], held.aliases(name)
+    newest, aliases = resources.versions(name)[-1], resources.aliases(name)
     return {
         "name": name,
         "kind": newest.kind,
@@ -91,7 +93,7 @@ def describe_resource(held: "Resources", name: str) -> dict[str, Any]:
         "aliases": aliases,
         "live": aliases.get("live"),
         "canary": aliases.get("canary"),
-        "canary_weight": held.canary_weight(name) if "canary" in aliases else 0.0,
-        "withdrawn": next(reversed(held.withdrawn(name)), None),
+        "canary_weight": resources.canary_weight(name) if "canary" in aliases else 0.0,
+        "withdrawn": next(reversed(resources.withdrawn(name)), None),
         "created_ns": newest.created_ns,
     }

@@ -32,8 +32,8 @@ def list_options(keywords: type, settings: type) -> dict[str, Filter]:
 
 def _read_option(annotation: Any, default: object) -> Filter | None:
     text, *hints = annotation.__metadata__
-    named = annotation.__origin__
-    parts = get_args(named) if get_origin(named) in (Union, types.UnionType) else (named,)
+    type_ = annotation.__origin__
+    parts = get_args(type_) if get_origin(type_) in (Union, types.UnionType) else (type_,)
     choices = tuple(
         word for part in parts if get_origin(part) is Literal for word in get_args(part)
     )
@@ -52,7 +52,7 @@ _FORMAT_HELP: Final = {
 }
 
 
-def list_format_options(made: Format) -> dict[str, Filter]:
+def list_format_options(format: Format) -> dict[str, Filter]:
     """Return the options of a format, whose defaults say what they are: without one a number."""
     return {
         name: Filter(
@@ -60,7 +60,7 @@ def list_format_options(made: Format) -> dict[str, Filter]:
             float if default is None else type(default),
             hint="" if default is None else str(default),
         )
-        for name, default in made.options().items()
+        for name, default in format.options().items()
     }  # fmt: skip
 
 

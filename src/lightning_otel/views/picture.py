@@ -1,6 +1,6 @@
 """A picture of a rollout for docs and notebooks: spans over time, and where credit went, as SVG.
 
-Whatever is drawn is escaped: there is no script, link, style or handler in it but what stands here.
+Whatever is drawn is escaped; there is no script, link or handler.
 """
 
 from collections.abc import Iterator
@@ -55,9 +55,7 @@ class _Bar(NamedTuple):
 def draw_trace(trace: Trace, *, limit: int = 120) -> str:
     """Return the tree of spans over time as SVG: steps by number, arrows from rewards to theirs.
 
-    Args:
-        trace: The trace; rewards are named as far as their spans tell.
-        limit: Number of spans at most; what is left out is counted where it would stand.
+    Spans beyond the limit are counted where they would stand.
     """
     return "".join(_Picture(trace, limit).draw())
 
@@ -68,7 +66,10 @@ class _Picture:
     def __init__(self, trace: Trace, limit: int) -> None:
         self._trace, self._nodes = trace, trace.rows
         nodes = trace.rows
-        paths = [(each.attempt_id, each.agent, each.branch) for each in trace.trajectories]
+        paths = [
+            (trajectory.attempt_id, trajectory.agent, trajectory.branch)
+            for trajectory in trace.trajectories
+        ]
         self._colours = {path: rank % _COLOURS for rank, path in enumerate(paths)}
         is_shown = select_rows(nodes, limit)
         self._shown = sum(is_shown)
@@ -101,15 +102,14 @@ class _Picture:
         return _Bar(start, max(start + 2, end), _TOP + row * _ROW + _ROW / 2, is_late)
 
     def draw(self) -> Iterator[str]:
-        """Yield the parts of the SVG, in order."""
         legend = self._legend_items()
         foot = _TOP + len(self._rows) * _ROW + 8
         height = foot + 20 * len(legend) + 10
         report = self._trace.report
         ids = list(dict.fromkeys(node.span.rollout_id for node in self._nodes))
-        named = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+        names = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
         title = (
-            f"{named or 'nothing recorded'} · {count_noun(len(self._nodes), 'span')} · "
+            f"{names or 'nothing recorded'} · {count_noun(len(self._nodes), 'span')} · "
             f"{count_noun(report.transitions, 'step')} · "
             f"{report.rewards_placed:,} of {count_noun(report.rewards, 'reward')} credited"
         )
@@ -124,9 +124,9 @@ class _Picture:
         length = self._end_ns - self._start_ns
         for quarter in range(5) if length > 0 else ():
             x = self._x_of(self._start_ns + length * quarter // 4)
-            told = _duration_text(length * quarter // 4)
+            text = _duration_text(length * quarter // 4)
             yield f'<path class="line" d="M{x:.1f} {_TOP - 6}V{foot - 4}" stroke-dasharray="2 4"/>'
-            yield render_svg_text(x, _TOP - 12, told, "dim", 12, anchor="middle")
+            yield render_svg_text(x, _TOP - 12, text, "dim", 12, anchor="middle")
         for row, (item, depth) in enumerate(self._rows):
             y, x = _TOP + row * _ROW + _ROW / 2, 14 + min(depth, _DEEPEST) * _INDENT
             if isinstance(item, Gap):
@@ -145,26 +145,24 @@ class _Picture:
         yield "</svg>"
 
     def _legend_items(self) -> list[tuple[str, str]]:
-        """List the colours' meanings, and what is not in the picture."""
-        found: list[tuple[str, str]] = []
+        items: list[tuple[str, str]] = []
         paths = self._trace.trajectories
         for path in paths[:_LEGEND] if len(paths) > 1 else ():
             cause = "" if path.cause == "start" else f" ({path.cause.replace('_', ' ')})"
             words = f"{path.agent or 'nobody named'}, branch {path.branch}{cause}"
-            found.append((words, f"b{self._colours[path.attempt_id, path.agent, path.branch]}"))
+            items.append((words, f"b{self._colours[path.attempt_id, path.agent, path.branch]}"))
         if len(paths) > _LEGEND:
-            found.append((f"and {len(paths) - _LEGEND:,} more branches", "dim"))
+            items.append((f"and {len(paths) - _LEGEND:,} more branches", "dim"))
         if self._shown < len(self._nodes):
-            found.append((f"{self._shown:,} of {len(self._nodes):,} spans are drawn", "dim"))
-        return found
+            items.append((f"{self._shown:,} of {len(self._nodes):,} spans are drawn", "dim"))
+        return items
 
     def _draw_node(self, item: int, depth: int, x: float, y: float) -> Iterator[str]:
-        """Draw a line to the parent's name, the name, and a span's bar or a reward's diamond."""
         node, bar = self._nodes[item], self._bars[item]
         span, label, above = node.span, node.label, self._bars.get(node.parent)
         if node.depth and above is not None and node.depth <= _DEEPEST:
-            left, top = x - _INDENT + 4, above.middle + _ROW / 2 - 4
-            yield f'<path class="line" d="M{left:.0f} {top:.0f}V{y:.0f}H{x - 3:.0f}"/>'
+            margin, top = x - _INDENT + 4, above.middle + _ROW / 2 - 4
+            yield f'<path class="line" d="M{margin:.0f} {top:.0f}V{y:.0f}H{x - 3:.0f}"/>'
         name = " ".join(filter(None, (label, node.name, node.subject)))
         if node.kind == "rollout" and not node.subject:
             name = f"{name} {span.rollout_id}"
@@ -174,15 +172,14 @@ class _Picture:
         cells = int((_NAMES - x) / _CELL)
         yield render_svg_text(x, y + 4, f"{'· ' * (depth > _DEEPEST)}{name}", style, cells)
         lasted = "" if span.end_ns is None else _duration_text(span.end_ns - span.start_ns)
-        told = (span.name, label, lasted, span.status_message, f"span {span.span_id}")
-        yield f"<g><title>{escape(' · '.join(filter(None, told)), 600)}</title>"
+        details = (span.name, label, lasted, span.status_message, f"span {span.span_id}")
+        yield f"<g><title>{escape(' · '.join(filter(None, details)), 600)}</title>"
         yield from (
             self._draw_diamond(node, bar) if node.kind == "reward" else self._draw_bar(node, bar)
         )
         yield "</g>"
 
     def _draw_bar(self, node: Row, bar: _Bar) -> Iterator[str]:
-        """Draw a span's bar, for a step its number, and what came of it."""
         step, span, half = node.step, node.span, 0.0
         height = {"call": 14, "tool": 10, "agent": 10}.get(node.kind, 5)
         style = {"agent": "agent", "tool": "tool", "call": "out", "mark": "out"}.get(
@@ -211,7 +208,6 @@ class _Picture:
             yield _draw_words(words, style, bar.start - half, max(bar.end, bar.start + half), bar)
 
     def _outcome_text(self, node: Row) -> tuple[str, str]:
-        """Return the text at the end of a bar, and its style."""
         step, span = node.step, node.span
         words = []
         if node.cause:
@@ -230,7 +226,6 @@ class _Picture:
         return " · ".join(words), "bad" if span.status == "ERROR" else "good" if is_good else "dim"
 
     def _draw_diamond(self, node: Row, bar: _Bar) -> Iterator[str]:
-        """Draw a reward: filled where it was given to a step, hollow where it is left out."""
         x, y = bar.start, bar.middle
         style = "tip" if node.credited else "hollow"
         yield f'<path class="{style}" d="M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z"/>'
@@ -249,12 +244,11 @@ class _Picture:
 
 
 def _half_width(node: Row) -> float:
-    """Half the width of what holds a step's number."""
+    """Return half the width of what holds a step's number."""
     return max(9.0, 5 + _CELL * len(str(node.step.step if node.step else "")) / 2)
 
 
 def _draw_arrow(reward: _Bar, step: _Bar, half: float) -> str:
-    """From a reward's left to a step's number: from below, or to its left where they are near."""
     side = 1 if reward.middle > step.middle else -1
     x, y = reward.start - 6, reward.middle
     start = f'<path class="credit" d="M{x:.1f} {y:.1f}C'
@@ -273,11 +267,10 @@ def _draw_arrow(reward: _Bar, step: _Bar, half: float) -> str:
     )
 
 
-def _draw_words(words: str, style: str, left: float, right: float, bar: _Bar) -> str:
-    """Words to the right of something, or to its left where they would not fit."""
-    after, before = int((_WIDTH - right - 14) / _CELL), int((left - _NAMES - 28) / _CELL)
+def _draw_words(words: str, style: str, start: float, right: float, bar: _Bar) -> str:
+    after, before = int((_WIDTH - right - 14) / _CELL), int((start - _NAMES - 28) / _CELL)
     if len(words) > after and before > after:
-        return render_svg_text(left - 6, bar.middle + 4, words, style, before, anchor="end")
+        return render_svg_text(start - 6, bar.middle + 4, words, style, before, anchor="end")
     return render_svg_text(right + 6, bar.middle + 4, words, style, after)
 
 
@@ -285,5 +278,5 @@ def _duration_text(duration_ns: int) -> str:
     for size, unit in ((86_400, "d"), (3600, "h"), (120, "min")):
         if duration_ns >= size * 10**9:
             return f"{duration_ns / 1e9 / (60 if unit == 'min' else size):.3g} {unit}"
-    found = duration_ns / 1e9
-    return f"{found:.3g} s" if found >= 1 else f"{found * 1e3:.3g} ms"
+    duration_s = duration_ns / 1e9
+    return f"{duration_s:.3g} s" if duration_s >= 1 else f"{duration_s * 1e3:.3g} ms"

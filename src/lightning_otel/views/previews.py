@@ -54,7 +54,7 @@ _SEARCHED: Final = (
 _FOUND: Final = f"""
 SELECT span_id, substr(held, greatest(1, instr(lower(held), $1) - {_AROUND}), {2 * _AROUND})
 FROM (SELECT span_id, CASE {
-    " ".join(f"WHEN contains(lower({each}), $1) THEN {each}" for each in _SEARCHED)
+    " ".join(f"WHEN contains(lower({column}), $1) THEN {column}" for column in _SEARCHED)
 } END AS held FROM spans WHERE trace_id = $2 AND start_ns BETWEEN $3 AND $4)
 WHERE held IS NOT NULL"""
 
@@ -108,38 +108,33 @@ def read_texts(
 ) -> list[tuple[str, str]]:
     """Return what a user asked first and a model answered last in each row of a list.
 
-    A query of its own: a list reads no content, and texts are read of its page alone.
-
-    Args:
-        sql: Reads the rows of a query.
-        rows: Their times bound what is read.
-        key: ``trace_id`` or ``rollout_id``.
-        ends: The ids of each row's first part and of its last.
+    A query of its own: a list reads no content, and texts are read of its page alone. ``key`` is
+    ``trace_id`` or ``rollout_id``; ``ends`` are the ids of each row's first part and of its last.
     """
     bounds = min(row["start_ns"] for row in rows), max(row["end_ns"] for row in rows)
     ids = [name for names in ends for name in names]
     texts = {row["id"]: row for row in sql(_TEXTS.format(key=key), [ids, *bounds])}
-    found = []
+    pairs = []
     for first, last in ends:
-        asked = parse_messages(texts.get(first, {}).get("asked")) or ()
+        messages = parse_messages(texts.get(first, {}).get("asked")) or ()
         answered = parse_messages(texts.get(last, {}).get("answered")) or ()
-        users = [message for message in asked if message.get("role") == "user"]
-        found.append((plain_text(users[:1]), plain_text(answered[:1])))
-    return found
+        users = [message for message in messages if message.get("role") == "user"]
+        pairs.append((plain_text(users[:1]), plain_text(answered[:1])))
+    return pairs
 
 
 def read_title(sql: Sql, spans: Sequence[Span]) -> str:
     """Return the words that name a trace; empty if nothing was asked in it."""
     root = next((span for span in spans if span.name == c.SPAN_ROLLOUT), None)
     calls = (span for span in spans if span.operation in c.GENERATIVE_OPERATIONS)
-    named = [*([] if root is None else [root]), *islice(calls, _FIRST_CALLS)]
-    if not named:
+    heads = [*([] if root is None else [root]), *islice(calls, _FIRST_CALLS)]
+    if not heads:
         return ""
-    times, ids = [span.start_ns for span in named], [quote_text(span.span_id) for span in named]
-    query = _TITLE.format(trace=quote_text(named[0].trace_id), ids=", ".join(ids))
-    texts = {each["span_id"]: each for each in sql(query, [min(times), max(times)])}
-    known = [texts.get(span.span_id, {}) for span in named]
-    words = (task_words(each.get("task")) or _asked_words(each.get("input")) for each in known)
+    times, ids = [span.start_ns for span in heads], [quote_text(span.span_id) for span in heads]
+    query = _TITLE.format(trace=quote_text(heads[0].trace_id), ids=", ".join(ids))
+    texts = {row["span_id"]: row for row in sql(query, [min(times), max(times)])}
+    records = [texts.get(span.span_id, {}) for span in heads]
+    words = (task_words(row.get("task")) or _asked_words(row.get("input")) for row in records)
     return next(filter(None, words), "")[:_WORDS]
 
 
@@ -148,19 +143,15 @@ def read_previews(
 ) -> "dict[SpanKey, str]":
     """Return one line of what was said in each of some rows of a trace.
 
-    Args:
-        store: Where they are.
-        rows: The rows.
-        cells: Cells that each side may take; None cuts nothing.
-        most: Characters of a row's attributes, of which no more are looked into.
+    Each side takes so many ``cells``, None for all; ``most`` characters of attributes are read.
     """
-    named = [row.span for row in rows if row.kind in _SAYING]
-    if not named:
+    spans = [row.span for row in rows if row.kind in _SAYING]
+    if not spans:
         return {}
-    times, ids = [span.start_ns for span in named], [span.span_id for span in named]
-    trace_ids = list({span.trace_id for span in named})
-    said = store.sql(_SAID, [most, most, trace_ids, min(times), max(times), ids]).rows()
-    return preview_spans(map(_make_span, said), cells)
+    times, ids = [span.start_ns for span in spans], [span.span_id for span in spans]
+    trace_ids = list({span.trace_id for span in spans})
+    records = store.sql(_SAID, [most, most, trace_ids, min(times), max(times), ids]).rows()
+    return preview_spans(map(_make_span, records), cells)
 
 
 def preview_spans(spans: Iterable[Span], cells: int | None = None) -> "dict[SpanKey, str]":
@@ -176,19 +167,19 @@ def find_text(store: "Store", rows: "Sequence[Row]", text: str) -> dict[str, Seq
     """Find a text in a trace: of each span that has it the words before, the text, those after."""
     needle, times = json_needle(text), [row.span.start_ns for row in rows]
     values = [needle, rows[0].span.trace_id, min(times), max(times)]
-    found = (row.values() for row in store.sql(_FOUND, values).rows())
+    matches = (row.values() for row in store.sql(_FOUND, values).rows())
     return {
-        span_id: _split_excerpt(held, max(0, held.lower().find(needle)), len(needle))
-        for span_id, held in found
+        span_id: _split_excerpt(text, max(0, text.lower().find(needle)), len(needle))
+        for span_id, text in matches
     }
 
 
-def _split_excerpt(held: str, at: int, length: int) -> list[str]:
+def _split_excerpt(text: str, at: int, length: int) -> list[str]:
     """Split a part of JSON around a text in it, as far as the JSON's own text reaches."""
-    before, after = _QUOTE.split(held[:at])[-1], _QUOTE.split(held[at + length :])[0]
-    found = (one_line(_unescape(each)) for each in (before, held[at : at + length], after))
-    before, *rest = found
-    return [f"…{before[-_BEFORE:]}" if len(before) > _BEFORE else before, *rest]
+    before, after = _QUOTE.split(text[:at])[-1], _QUOTE.split(text[at + length :])[0]
+    pieces = (one_line(_unescape(piece)) for piece in (before, text[at : at + length], after))
+    before, *tail = pieces
+    return [f"…{before[-_BEFORE:]}" if len(before) > _BEFORE else before, *tail]
 
 
 def json_needle(text: str) -> str:
@@ -199,14 +190,12 @@ def json_needle(text: str) -> str:
 def preview_of(attributes: Mapping[str, Any], cells: int | None = None) -> str:
     """Return one line: a call's last message and answer, a tool's input and result, or a mark.
 
-    Args:
-        attributes: A span's, in today's conventions.
-        cells: Cells that each side may take; None cuts nothing.
+    Each side takes so many ``cells``, None for all.
     """
     get = attributes.get
     sides = [parse_messages(get(key)) or () for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES)]
     if any(sides):
-        texts = [word_messages(each) for each in (sides[0][-1:], sides[1][:1])]
+        texts = [word_messages(side) for side in (sides[0][-1:], sides[1][:1])]
     elif get(c.TOOL_ARGUMENTS) is not None or get(c.TOOL_RESULT) is not None:
         texts = [to_text(get(key)) for key in (c.TOOL_ARGUMENTS, c.TOOL_RESULT)]
     else:
@@ -215,7 +204,7 @@ def preview_of(attributes: Mapping[str, Any], cells: int | None = None) -> str:
 
 
 def _make_span(row: Mapping[str, Any]) -> Span:
-    """As much of a span as its preview depends on."""
+    """Return as much of a span as its preview depends on."""
     span = build_span(row)
     attributes = dict(span.attributes)
     short = zip(_SHORT_KEYS, row["texts"], strict=True)
@@ -237,18 +226,17 @@ def task_words(task: str | None) -> str:
     """A task as people say it: a text as it is, the first text of an object, else its JSON."""
     if not task:
         return ""
-    found = parse_json(task)
-    if isinstance(found, dict) and len(found) == 1:
-        found = next(iter(found.values()))
-    return found if isinstance(found, str) else task
+    value = parse_json(task)
+    if isinstance(value, dict) and len(value) == 1:
+        value = next(iter(value.values()))
+    return value if isinstance(value, str) else task
 
 
-def _asked_words(asked: str | None) -> str:
-    """Return the user's first words, even from JSON that is cut."""
-    messages = parse_messages(asked)
+def _asked_words(text: str | None) -> str:
+    messages = parse_messages(text)
     if messages is None:
-        return _first_text(_USER_TEXT, asked or "")
-    return plain_text([each for each in messages if each.get("role") == "user"][:1])
+        return _first_text(_USER_TEXT, text or "")
+    return plain_text([message for message in messages if message.get("role") == "user"][:1])
 
 
 def _first_text(pattern: re.Pattern[str], text: str) -> str:

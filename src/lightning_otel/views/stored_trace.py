@@ -1,7 +1,6 @@
 """Traces and rollouts of a store as rows, read without their content.
 
-Narrow columns and a few attributes are read, so that 30,000 spans are rows in a second or two; what
-the adapter made of them comes from a pass that reads messages only where it must.
+30,000 spans are rows in a second or two; messages are read only where the adapter must.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,11 +70,7 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 def read_trace(store: Store, noun: str, whole_id: str, longest: int | None = None) -> Trace:
     """Read a trace or rollout of any size, or what lies below a span or response.
 
-    Args:
-        store: Where it is.
-        noun: ``trace``, ``rollout``, ``span`` or ``response``.
-        whole_id: Its id.
-        longest: Characters of a name or message; None cuts nothing.
+    ``longest`` is in characters of a name or message; None cuts nothing.
 
     Raises:
         NotFoundError: There is none.
@@ -98,23 +93,22 @@ def read_trace(store: Store, noun: str, whole_id: str, longest: int | None = Non
 
 
 def _read_alone(store: Store, trace_id: str, longest: int | None) -> Trace:
-    """Read a trace, and the rewards that were given to it in traces of their own."""
     source = store.source
     con = source.connect(("spans",), INDEX_COLUMNS)
-    own = _read_spans(source.fetch(_select(trace_ids=(trace_id,)), con), longest)
-    if not own:
+    spans = _read_spans(source.fetch(_select(trace_ids=(trace_id,)), con), longest)
+    if not spans:
         raise NotFoundError(f"there is no trace {trace_id!r}; see the list of traces")
-    later = _read_later(source, con, trace_id, own, longest)
-    rollout_ids = list(dict.fromkeys(span.rollout_id for span in own))
-    trace = _read_made(store, [*own, *later], rollout_ids)
-    return trace._replace(trace_id=trace_id, words=read_title(sql_of(store, con), own))
+    later_rewards = _read_later(source, con, trace_id, spans, longest)
+    rollout_ids = list(dict.fromkeys(span.rollout_id for span in spans))
+    trace = _read_made(store, [*spans, *later_rewards], rollout_ids)
+    return trace._replace(trace_id=trace_id, words=read_title(sql_of(store, con), spans))
 
 
 def _find_position(trace: Trace, noun: str, whole_id: str) -> int | None:
     if noun == "span":
         return trace.find(whole_id)
     ids = (row.span.attributes.get(c.RESPONSE_ID) for row in trace.rows)
-    return next((position for position, known in enumerate(ids) if known == whole_id), None)
+    return next((position for position, candidate in enumerate(ids) if candidate == whole_id), None)
 
 
 def _read_elsewhere(
@@ -122,15 +116,15 @@ def _read_elsewhere(
 ) -> Trace:
     """Read rewards that judge another rollout than their own, with the steps they were given to."""
     con = store.source.connect(("spans", "rewards"), INDEX_COLUMNS)
-    own = f"SELECT trace_id, span_id FROM spans WHERE {column} = ?"
-    names = set(con.execute(own, [whole_id]).fetchall())
+    members = f"SELECT trace_id, span_id FROM spans WHERE {column} = ?"
+    names = set(con.execute(members, [whole_id]).fetchall())
     homes = con.execute(_HOMES, [[span_id for _, span_id in names]]).fetchall()
     if not homes:
         return otherwise
     trace = _read_rollouts(store, [home for (home,) in homes], longest)
-    kept = {position for position, row in enumerate(trace.rows) if row.key in names}
-    kept.update([target for position in kept for target in trace.rows[position].credited])
-    part = trace.part([position in kept for position in range(len(trace.rows))])
+    positions = {position for position, row in enumerate(trace.rows) if row.key in names}
+    positions.update([target for position in positions for target in trace.rows[position].credited])
+    part = trace.part([position in positions for position in range(len(trace.rows))])
     return part._replace(trace_id=otherwise.trace_id) if part.rows else otherwise
 
 
@@ -140,24 +134,23 @@ def _read_rollouts(store: Store, rollout_ids: Sequence[str], longest: int | None
 
 
 def _read_made(store: Store, spans: Sequence[Span], rollout_ids: Sequence[str]) -> Trace:
-    """Read what the adapter made of rollouts, and put it beside some of their spans."""
-    made = list(store.adapt(rollout_id=list(rollout_ids), bodies=False))
+    adaptations = list(store.adapt(rollout_id=list(rollout_ids), bodies=False))
     adaptation = Adaptation(
-        [path for each in made for path in each.trajectories],
-        Report.total(each.report for each in made),
-        [credited for each in made for credited in each.credited],
+        [path for adaptation in adaptations for path in adaptation.trajectories],
+        Report.total(adaptation.report for adaptation in adaptations),
+        [credited for adaptation in adaptations for credited in adaptation.credited],
     )
     return assemble(spans, adaptation)
 
 
 def _read_later(
-    source: SpanSource, con: "Reader", trace_id: str, own: Sequence[Span], longest: int | None
+    source: SpanSource, con: "Reader", trace_id: str, spans: Sequence[Span], longest: int | None
 ) -> list[Span]:
     """Read the rewards that were given to a trace in traces of their own."""
-    low = min(span.start_ns for span in own)
+    low = min(span.start_ns for span in spans)
     names = con.execute(_LATER, [low, trace_id, trace_id]).fetchall()
-    responses = (span.attributes.get(c.RESPONSE_ID) for span in own)
-    ids = [*(span.span_id for span in own), *filter(None, responses)]
+    responses = (span.attributes.get(c.RESPONSE_ID) for span in spans)
+    ids = [*(span.span_id for span in spans), *filter(None, responses)]
     names += con.execute(_LINKED, [low, trace_id, ids]).fetchall()
     if not names:
         return []
@@ -167,32 +160,31 @@ def _read_later(
     return _read_spans(source.fetch(selection, con), longest)
 
 
-def _select(**wanted: Any) -> Selection:
-    return Selection(**wanted, columns=_WITH_FACTS, is_ordered=True)
+def _select(**fields: Any) -> Selection:
+    return Selection(**fields, columns=_WITH_FACTS, is_ordered=True)
 
 
-def _read_spans(found: Query, longest: int | None) -> list[Span]:
-    """Read spans with a few attributes, and texts cut short."""
+def _read_spans(result: Query, longest: int | None) -> list[Span]:
     short = {name: f"left({name}, {longest})" if longest else name for name in (
         "name", "status_message", "fact")}  # fmt: skip
-    query = found.select(_COLUMNS.format(**short))
+    query = result.select(_COLUMNS.format(**short))
     make = fast_constructor(Span)
     # DuckDB makes an object of every value; most of them say what another row said already.
-    known: dict[Any, Any] = {}
+    cache: dict[Any, Any] = {}
     spans: list[Span] = []
     for rows in query.batches(_AT_ONCE)[1]:
         for row in rows:
             key = row[13], *(row[14] or _NO_FACTS), *row[15:]
-            if key not in known:
-                known[key] = _make_attributes(key)
-            trace_id, span_id, parent_id, name, start_ns, end_ns, kind, *rest = (
-                known.setdefault(one, one) if type(one) is str else one for one in row[:13]
+            if key not in cache:
+                cache[key] = _make_attributes(key)
+            trace_id, span_id, parent_id, name, start_ns, end_ns, kind, *fields = (
+                cache.setdefault(one, one) if type(one) is str else one for one in row[:13]
             )
-            status, message, scope, process, start, end = rest
+            status, message, scope, process, start, end = fields
             spans.append(
                 make(
                     trace_id, span_id, parent_id, name, start_ns, end_ns, kind, status, message,
-                    known[key], (), (), _NOTHING, scope, process, start, end,
+                    cache[key], (), (), _NOTHING, scope, process, start, end,
                 )
             )  # fmt: skip
     return spans

@@ -127,8 +127,8 @@ def _sum_costs(calls: list[dict[str, Any]], prices: Prices, *, is_now: bool) -> 
 def list_failures(store: "Store", limit: int = 3) -> Iterator[dict[str, Any]]:
     """Yield the last rollouts that failed, each with the message of its last error."""
     rows = read_overview(store.source, _FAILURES, [limit])
-    found = store.sql(_REASONS, [[row["rollout_id"] for row in rows]])
-    reasons = {row["rollout_id"]: row["reason"] for row in found}
+    failures = store.sql(_REASONS, [[row["rollout_id"] for row in rows]])
+    reasons = {row["rollout_id"]: row["reason"] for row in failures}
     for row in rows:
         yield {**row, "reason": reasons.get(row["rollout_id"]) or ""}
 
@@ -139,18 +139,18 @@ def store_stats(store: "Store") -> dict[str, Any]:
     report = store.report()
     funnel = asdict(report)
     funnel.pop("dropped")
-    found: dict[str, Any] = {"store": store.name, "funnel": funnel, "left_out": report.reasons()}
+    stats: dict[str, Any] = {"store": store.name, "funnel": funnel, "left_out": report.reasons()}
     if "://" in store.name:
-        return found  # the rest is not counted here, and so not 0
+        return stats  # the rest is not counted here, and so not 0
     attempts = {(rollout_id, status) for rollout_id, _, status in list_unfinished(store.source)}
     counts = Counter(status for _, status in attempts)
     accounting = store.accounting()
-    found |= {name: counts[name] for name in ("running", "incomplete")}
-    found["accounting"] = {**asdict(accounting), "missing": accounting.missing}
+    stats |= {name: counts[name] for name in ("running", "incomplete")}
+    stats["accounting"] = {**asdict(accounting), "missing": accounting.missing}
     if store.layout is None:
-        return {**found, **dict.fromkeys(("files", "segments", "bytes", "missing", "gone"), 0)}
+        return {**stats, **dict.fromkeys(("files", "segments", "bytes", "missing", "gone"), 0)}
     manifest = store.layout.read_manifest()
-    found |= {
+    stats |= {
         "files": len(manifest.live_files),
         "segments": len(store.layout.list_unsettled(manifest)),
         "bytes": measure_disk(store.layout),
@@ -158,4 +158,4 @@ def store_stats(store: "Store") -> dict[str, Any]:
         "gone": sum(note.gone for note in read_notes(store.layout)),
     }
     leftover = measure_leftover(store.layout, is_removed=True)
-    return {**found, "removed": leftover._asdict()} if leftover.size_bytes else found
+    return {**stats, "removed": leftover._asdict()} if leftover.size_bytes else stats

@@ -49,13 +49,7 @@ WHEN: Final[Mapping[str, Filter]] = {
 
 
 class Listing(NamedTuple):
-    """Rows of a view.
-
-    Attributes:
-        rows: Values by column.
-        total: The number of all rows that match.
-        following: The place behind the last row; None if no row follows.
-    """
+    """Rows of a view, of ``total`` that match; ``following`` is the place of the next, if any."""
 
     rows: list[dict[str, Any]]
     total: int
@@ -72,8 +66,7 @@ class View:
         filters: Conditions by name.
         order: SQL terms of columns that tell rows apart; all ``DESC`` where ``after`` is used.
         sorts: Columns that rows can be sorted by; ``duration`` is from start to end.
-        add: Adds to the rows of a page what only these need; it gets the store, the rows and the
-            connection that they were read on, if ``names`` says so.
+        add: Adds what only the rows of a page need, by the store, the rows and the connection.
         names: The store's views that it reads on that connection; a live store is parsed once.
         light: SQL of the same rows by ``spans`` and ``attempts`` alone: ``rollout_id``, and what
             their order and filters without ``views`` need.
@@ -91,7 +84,7 @@ class View:
     def read(
         self,
         store: "Store",
-        wanted: Mapping[str, Any] = _ALL,
+        filters: Mapping[str, Any] = _ALL,
         *,
         limit: int | None = None,
         offset: int = 0,
@@ -102,7 +95,7 @@ class View:
 
         Args:
             store: The store.
-            wanted: Values by filter; None is any.
+            filters: Values by filter; None is any.
             limit: The number of rows; None for all.
             offset: The number of rows before the first.
             after: The place behind which they begin, as ``following`` says.
@@ -113,39 +106,39 @@ class View:
         from lightning_otel.store.table import Query
 
         store = at_moment(store)
-        named = {name: value for name, value in wanted.items() if value is not None}
-        where = " AND ".join(["true", *(self.filters[name].condition for name in named)])
+        active = {name: value for name, value in filters.items() if value is not None}
+        where = " AND ".join(["true", *(self.filters[name].condition for name in active)])
         keys, order = [term.split()[0] for term in self.order], ", ".join(self.order)
         if (column := sort.removeprefix("-")) in self.sorts:
             term = "end_ns - start_ns" if column == "duration" else column
             order = f"{term} {'DESC' if sort[0] == '-' else 'ASC'} NULLS LAST, {order}"
-        behind = f"({', '.join(keys)}) < ({', '.join('?' * len(keys))})"
+        condition = f"({', '.join(keys)}) < ({', '.join('?' * len(keys))})"
         bound = "" if limit is None else f"LIMIT {limit + 1}"
         # One look at the spans for both: a view costs as much as it reads.
         query = f"""
 WITH matching AS MATERIALIZED (SELECT * FROM ({self.query}) WHERE {where})
 SELECT total, page.* FROM (SELECT count(*) AS total FROM matching) LEFT JOIN (
-  SELECT *, true AS is_row FROM matching WHERE {"true" if after is None else behind}
+  SELECT *, true AS is_row FROM matching WHERE {"true" if after is None else condition}
   ORDER BY {order} {bound} OFFSET {offset}
 ) AS page ON true ORDER BY {order}"""
-        values = [*named.values(), *(after or ())]
+        values = [*active.values(), *(after or ())]
         page = None
-        if limit is not None and not sort and not any(self.filters[name].views for name in named):
-            chosen = f"{where} AND {'true' if after is None else behind}"
+        if limit is not None and not sort and not any(self.filters[name].views for name in active):
+            chosen = f"{where} AND {'true' if after is None else condition}"
             rollouts = f"SELECT rollout_id FROM ({self.light}) WHERE {chosen}"
             page = f"{rollouts} ORDER BY {order} {bound} OFFSET {offset}", values
         con = None
         if self.names:
-            has_bodies = any(self.filters[name].has_bodies for name in named)
+            has_bodies = any(self.filters[name].has_bodies for name in active)
             is_wide = has_bodies or store.source.layout is not None
-            names = {*self.names, *(view for name in named for view in self.filters[name].views)}
+            names = {*self.names, *(view for name in active for view in self.filters[name].views)}
             con = store.source.connect(names, None if is_wide else INDEX_COLUMNS, page=page)
-            found = list(Query(con, query, values).dicts())
+            records = list(Query(con, query, values).dicts())
         else:
-            found = read_overview(store.source, query, values, page)
-        total = max(row.pop("total") for row in found)
-        rows = [row for row in found if row.pop("is_row")][:limit]
-        is_more = limit is not None and len(found) > limit
+            records = read_overview(store.source, query, values, page)
+        total = max(row.pop("total") for row in records)
+        rows = [row for row in records if row.pop("is_row")][:limit]
+        is_more = limit is not None and len(records) > limit
         following = tuple(rows[-1][name] for name in keys) if is_more else None
         if self.add is not None and rows:
             self.add(store, rows, con)

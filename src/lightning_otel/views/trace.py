@@ -1,7 +1,6 @@
 """A trace as rows: each span at its place, its kind, and what the adapter made of it.
 
-The one model of the terminal, the pages, notebooks and assistants. Pure, and without recursion: a
-trace may be deep, or its parents go in a circle. :mod:`stored_trace` reads one from a store.
+The one model of the terminal, the pages, notebooks and assistants. Pure, and without recursion.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -183,10 +182,10 @@ class Trace(NamedTuple):
 
     def part(self, is_kept: Sequence[bool]) -> "Trace":
         """Return the same with some rows alone; one whose parent is gone becomes a root."""
-        kept = [position for position, is_one in enumerate(is_kept) if is_one]
-        places = {position: place for place, position in enumerate(kept)}
+        positions = [position for position, is_one in enumerate(is_kept) if is_one]
+        places = {position: place for place, position in enumerate(positions)}
         rows: list[Row] = []
-        for row in map(self.rows.__getitem__, kept):
+        for row in map(self.rows.__getitem__, positions):
             parent = places.get(row.parent, NO_PARENT)
             depth = 0 if parent == NO_PARENT else rows[parent].depth + 1
             credited = tuple(places[target] for target in row.credited if target in places)
@@ -215,12 +214,9 @@ def make_trace(
     *,
     incomplete: Collection[tuple[str, str]] = (),
 ) -> Trace:
-    """Return the rows of spans in memory, each tree after the other, parents first.
+    """Return the rows of whole rollouts' spans in memory, each tree after the other, parents first.
 
-    Args:
-        spans: Spans of ours or of OpenTelemetry's SDK, of whole rollouts, in any order.
-        adapter: Makes the transitions; its credit decides where rewards go.
-        incomplete: Rollout and attempt ids of attempts that broke off, and make no transitions.
+    The adapter's credit decides where rewards go; ``incomplete`` attempts make no transitions.
     """
     read = list(readers.read(map(span_of, spans)))
     return assemble(read, (adapter or TripletAdapter()).explain(read, incomplete=incomplete))
@@ -248,15 +244,15 @@ def _place_rows(spans: Sequence[Span]) -> list[Row]:
     parents: list[int] = []
     for tree in map(build_tree, sort_attempts(spans).members.values()):
         base = len(rows)
-        rules = {(each.trace_id, each.span_id): each.rule for each in tree.repairs}
+        rules = {(repair.trace_id, repair.span_id): repair.rule for repair in tree.repairs}
         for span, parent, agent in zip(tree.spans, tree.parents, tree.agents, strict=True):
             rule = rules.get((span.trace_id, span.span_id), "") if rules else ""
             rows.append(Row(span, kind_of(span), agent, rule))
             parents.append(parent if parent == NO_PARENT else base + parent)
     # Rewards that wait for what they judge, and retractions, are in no attempt.
     placed = {row.key for row in rows}
-    rest = {key: span for span in spans if (key := (span.trace_id, span.span_id)) not in placed}
-    for span in rest.values():
+    unplaced = {key: span for span in spans if (key := (span.trace_id, span.span_id)) not in placed}
+    for span in unplaced.values():
         agent = get_text(span.attributes, c.AGENT_NAME) or ""
         rows.append(Row(span, kind_of(span), agent))
         parents.append(NO_PARENT)
@@ -276,35 +272,33 @@ def _place_rows(spans: Sequence[Span]) -> list[Row]:
 
 
 def _rank(row: Row, target: int | None) -> int:
-    """Return a row's rank among those below one parent: what judges it comes first."""
     return 0 if target is not None else 2 if row.is_later else 1
 
 
 def _find_later(rows: Sequence[Row]) -> dict[int, int]:
     """Mark the rewards given in traces of their own; return the row that each is linked to."""
     worked = {row.span.trace_id for row in rows if row.kind != "reward"}
-    later = [at for at, row in enumerate(rows) if row.span.trace_id not in worked]
-    if not worked or not later:
+    positions = [at for at, row in enumerate(rows) if row.span.trace_id not in worked]
+    if not worked or not positions:
         return {}
-    named: dict[tuple[str, str], int] = {}
+    names: dict[tuple[str, str], int] = {}
     for at, row in enumerate(rows):
         if row.span.trace_id in worked:
             response_id = get_text(row.span.attributes, c.RESPONSE_ID)
-            named.setdefault((c.LINK_SPAN_ID, row.span.span_id), at)
+            names.setdefault((c.LINK_SPAN_ID, row.span.span_id), at)
             if response_id:
-                named.setdefault((c.RESPONSE_ID, response_id), at)
+                names.setdefault((c.RESPONSE_ID, response_id), at)
     targets: dict[int, int] = {}
-    for at in later:
+    for at in positions:
         rows[at].is_later = True
         links = read_links(rows[at].span.attributes).items()
-        target = next((named[link] for link in links if link in named), None)
+        target = next((names[link] for link in links if link in names), None)
         if target is not None:
             targets[at] = target
     return targets
 
 
 def _add_steps(rows: Iterable[Row], adaptation: Adaptation) -> None:
-    """Note what became of each row: its step, or why there is none."""
     paths, dropped = adaptation.trajectories, adaptation.report.dropped
     attempts, agents = len({path.attempt_id for path in paths}), len({path.agent for path in paths})
     steps: dict[SpanKey, tuple[Transition, int, str]] = {}
@@ -315,7 +309,7 @@ def _add_steps(rows: Iterable[Row], adaptation: Adaptation) -> None:
             if key not in steps:
                 steps[key] = step, path.branch, cause
                 cause = ""
-    reasons = {(each.trace_id, each.span_id): each.reason for each in dropped}
+    reasons = {(drop.trace_id, drop.span_id): drop.reason for drop in dropped}
     calls = {(e.trace_id, e.span_id): e.noun for e in dropped if e.noun in ("call", "record")}
     for row in rows:
         key = row.key
@@ -329,8 +323,7 @@ def _add_steps(rows: Iterable[Row], adaptation: Adaptation) -> None:
 
 
 def _add_credit(rows: Sequence[Row], adaptation: Adaptation) -> None:
-    """Note the steps that each reward was given to."""
-    credit = {(each.trace_id, each.span_id): each for each in adaptation.credited}
+    credit = {(credit.trace_id, credit.span_id): credit for credit in adaptation.credited}
     if not credit:
         return
     places: dict[str, list[int]] = {}
@@ -347,20 +340,18 @@ def _add_credit(rows: Sequence[Row], adaptation: Adaptation) -> None:
 def find_propagated(parents: Sequence[int], faults: Iterable[str | None]) -> list[int]:
     """Find errors that are those of a span below, in the same words or in others around them.
 
-    Args:
-        parents: The position above each span, or -1; each stands after its parent.
-        faults: The words of each span's error; None without one.
+    ``parents`` has the position above each span, or -1; each stands after its parent.
     """
     propagated: list[int] = []
     below: list[tuple[str, ...]] = [()] * len(parents)
-    for position, own in reversed(list(enumerate(faults))):
-        known, parent = below[position], parents[position]
-        if own is not None and any(not own or text in own or own in text for text in known):
+    for position, fault in reversed(list(enumerate(faults))):
+        words, parent = below[position], parents[position]
+        if fault is not None and any(not fault or text in fault or fault in text for text in words):
             propagated.append(position)
-        elif own is not None:
-            known = (own, *known)
-        if known and parent != NO_PARENT:
-            below[parent] = (*known, *below[parent])[:_FAULTS]
+        elif fault is not None:
+            words = (fault, *words)
+        if words and parent != NO_PARENT:
+            below[parent] = (*words, *below[parent])[:_FAULTS]
     return propagated
 
 

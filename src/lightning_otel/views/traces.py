@@ -1,8 +1,6 @@
 """View of traces, with the filters and the text search of their list.
 
-A page takes two looks: columns without content say of all spans which traces match, and the spans
-of its own traces say the rest. A reward given later stands in a trace of its own, which to a person
-is none.
+Columns without content tell which traces match; a page's own spans tell the rest.
 """
 
 from collections.abc import Sequence
@@ -63,7 +61,6 @@ def _add_details(store: "Store", rows: list[dict[str, Any]], con: Reader | None)
 def _read_details(
     con: Reader, rows: Sequence[dict[str, Any]]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, tuple[float | None, str | None]]]:
-    """Return counts by trace, and reward and task by rollout."""
     names = ", ".join(quote_text(row["trace_id"]) for row in rows)
     bounds = [min(row["start_ns"] for row in rows), max(row["last_ns"] for row in rows)]
     con.execute(

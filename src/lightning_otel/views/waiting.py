@@ -53,14 +53,14 @@ def find_waits(store: Store) -> Iterator[Wait]:
 
 
 def _find_feedback(pending: "Pending") -> Iterator[Wait]:
-    waiting = pending.waiting()
-    if waiting.oldest_ns is None:
+    counts = pending.waiting()
+    if counts.oldest_ns is None:
         return
-    few = [f"{each.noun} {each.target}" for each in pending.all(_FEW)]
-    age_s = (time.time_ns() - waiting.oldest_ns) / 1e9
-    is_one = waiting.count == 1
-    counted = "1 piece of feedback waits" if is_one else f"{waiting.count} pieces of feedback wait"
-    more = ", …" if waiting.count > len(few) else ""
+    few = [f"{feedback.noun} {feedback.target}" for feedback in pending.all(_FEW)]
+    age_s = (time.time_ns() - counts.oldest_ns) / 1e9
+    is_one = counts.count == 1
+    counted = "1 piece of feedback waits" if is_one else f"{counts.count} pieces of feedback wait"
+    more = ", …" if counts.count > len(few) else ""
     yield Wait(
         "feedback-waits",
         f"{counted} for what it judges, the oldest for {age_s:.0f} s: {', '.join(few)}{more}",

@@ -67,12 +67,7 @@ __all__ = [
 
 
 class Step(NamedTuple):
-    """One call as either side tells it.
-
-    Attributes:
-        asked: Role, text and tool calls of each message it was given.
-        answered: Text and tool calls of each choice.
-    """
+    """One call as either side tells it."""
 
     agent: str
     asked: tuple[tuple[str, str, str], ...]

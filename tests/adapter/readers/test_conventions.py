@@ -17,16 +17,7 @@ from lightning_otel.types import conventions as c
 
 
 class Carried(NamedTuple):
-    """What a source tells.
-
-    Attributes:
-        exact: Numbers of the calls with token ids and logprobs.
-        has_agent: Whether it knows the agent.
-        has_tools: Whether it tells the tools a model was offered.
-        reward: The reward of the last call; None where it has no notion of it.
-        has_spans_of_tools: Whether running a tool is a span.
-        has_usage_of_streams: Whether it counts the tokens of a stream.
-    """
+    """What a source tells."""
 
     exact: Sequence[int] = ()
     has_agent: bool = True

@@ -329,7 +329,6 @@ class Answerer:
     """A model that says please where it is told to, and not where it is told not to."""
 
     def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
-        """As its instructions say."""
         system = str(body["messages"][0]["content"])
         return Reply(text="please" if "please" in system else "now")
 
@@ -428,7 +427,6 @@ class Erring:
         self.first = [first] * (3 if first == "slow" else 1)
 
     def write(self, prompt: str) -> Any:
-        """As a function."""
         answer = self.first.pop() if self.first else "Answer, please."
         if isinstance(answer, Exception):
             raise answer

@@ -107,10 +107,7 @@ def test_agent_used_as_a_tool_stands_under_the_tool(
 
 
 def test_model_of_no_known_client_is_recorded_by_what_ag2_knows(store: Store) -> None:
-    """A custom model's call is one span with messages, tool calls and the model's name.
-
-    The model is AG2's own scripted one: no client of the demo server is unknown to us.
-    """
+    """A custom model's call is one span with messages, tool calls and the model's name."""
     from ag2.events import ModelMessage, ModelResponse, ToolCallEvent
     from ag2.testing import TestConfig
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from tests.instrumentors.contract.drivers import INFO
 from tests.instrumentors.outline import calls_of, outline
 
 from lightning_otel import Store, auto_trace
@@ -15,13 +16,6 @@ from lightning_otel.tracing import Recording
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
-INFO: Any = {
-    "vision": False,
-    "function_calling": True,
-    "json_output": True,
-    "family": "unknown",
-    "structured_output": False,
-}
 _WHO = re.compile(r"You are (\w+)\.")
 _CHOICES = re.compile(r"from \['(\w+)'")
 _DONE = "the work is done"

@@ -59,10 +59,7 @@ def test_tools_of_a_server_are_spans_with_content(stage: Stage, tmp_path: Path) 
 
 
 def test_a_tool_of_a_server_asks(stage: Stage) -> None:
-    """A server in the program's own process, whose tasks know nothing of the tool's span.
-
-    The agent has a path of its own, which sees what the tool gave.
-    """
+    """A server in the program's own process, whose tasks know nothing of the tool's span."""
     from mcp.server.fastmcp import FastMCP
     from mcp.shared.memory import create_connected_server_and_client_session
 

@@ -109,10 +109,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 def test_program_is_recorded_whole(
     stage: Stage, store: Store, facts: Any, program: Program
 ) -> None:
-    """Each request is one call with the server's facts and one transition, under its agent.
-
-    The program's result and the bytes of its requests are those of an unrecorded run.
-    """
+    """Each request is one call with the server's facts and one transition, under its agent."""
     traced = stage.trace(program)
 
     stage.check()

@@ -26,23 +26,7 @@ INFO: Any = {
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """One library; each of its ways takes the server's address and the model's name.
-
-    Attributes:
-        name: The library.
-        needs: The module without which it is not tested here.
-        outline: What one call leaves, each span below what it stands in.
-        ask: Asks in this thread.
-        ask_async: Asks in a coroutine.
-        stream: Gives the answer piece by piece.
-        stream_async: Likewise, asynchronously.
-        tool: Asks in this thread what the agent needs its tool for.
-        tool_outline: What that leaves.
-        provider: Whom its calls name.
-        is_sent_by_openai: Whether its requests are made with what is live, and ask for token ids.
-        can_fork: Whether it works in a forked child at all; CrewAI's own threads do not.
-        can_be_cancelled: Whether a task of it ends with its cancelling, and not with its thread.
-    """
+    """One library; each of its ways takes the server's address and the model's name."""
 
     name: str
     needs: str

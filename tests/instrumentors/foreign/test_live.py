@@ -73,10 +73,7 @@ CASES = [
 @pytest.mark.parametrize(("scenario", "order", "names"), CASES, ids=str)
 @pytest.mark.pain(3)
 def test_each_request_is_one_transition(scenario: str, order: str, names: tuple[str, ...]) -> None:
-    """Whole, streamed, concurrent and equal requests, whoever wrapped the client first.
-
-    What theirs put into the client's classes is left there when ours goes, and our doctor names it.
-    """
+    """Whole, streamed, concurrent and equal requests, whoever wrapped the client first."""
     alone = ran(scenario, order)
     found = ran(scenario, order, *names)
 

@@ -16,13 +16,7 @@ _IMAGE = {"type": "blob", "modality": "image", "mime_type": "image/png", "conten
 
 @dataclass(frozen=True)
 class Vendor:
-    """One API.
-
-    Attributes:
-        draw: Gives messages on the wire and as the conventions say them, and an answer likewise.
-        whole: The body of an answer.
-        stream: Its events.
-    """
+    """One API."""
 
     draw: Callable[[random.Random, int], tuple[list[Any], list[Any], list[Any], list[Any]]]
     whole: Callable[[list[Any]], dict[str, Any]]

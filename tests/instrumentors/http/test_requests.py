@@ -4,12 +4,9 @@ import asyncio
 import gzip
 import io
 import json
-import threading
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
 from typing import Any
 from urllib.request import Request, urlopen
@@ -19,6 +16,7 @@ import openai
 import pytest
 from tests.instrumentors.http.drawn import VENDORS
 from tests.instrumentors.http.wire import Answer, Wire
+from tests.listening import Handler, listen
 
 from lightning_otel import Resources, State, Store, auto_trace, provider
 from lightning_otel.types import Span
@@ -279,44 +277,26 @@ def test_call_whose_every_attempt_failed_is_one_that_failed(
     assert span.attributes[c.RESENDS] == 3
 
 
-class _Relay(BaseHTTPRequestHandler):
+class _Relay(Handler):
     """Passes each request on to another server, and its answer back."""
 
     upstream = ""
 
     def do_POST(self) -> None:
-        """Answer."""
-        content = self.rfile.read(int(self.headers["content-length"]))
         path = self.upstream + self.path
         own = {n: t for n, t in self.headers.items() if n.lower() == "x-session-id"}
-        with httpx.stream("POST", path, content=content, headers=own) as response:
+        with httpx.stream("POST", path, content=self.read_body(), headers=own) as response:
             self.send_response(response.status_code)
             self.send_header("content-type", response.headers["content-type"])
             self.end_headers()
             for chunk in response.iter_raw():
                 self.wfile.write(chunk)
 
-    def log_message(self, *args: Any) -> None:
-        """Say nothing."""
-
-
-@contextmanager
-def relay(wire: Wire) -> Iterator[str]:
-    """A relay in this process, begun within the recording, as an evaluation's is."""
-    handler = type("Relay", (_Relay,), {"upstream": wire.url})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_relay_and_its_client_are_one_call(is_stream: bool, wire: Wire, store: Store) -> None:
-    """16 requests are 16 calls, in the conversation of who asked."""
-    with auto_trace(store=store) as recording, relay(wire) as url:
+    """16 requests are 16 calls; the relay begins within the recording, as an evaluation's does."""
+    with auto_trace(store=store) as recording, listen(_Relay, upstream=wire.url) as url:
         for number in range(16):
             body = {**(CHUNK if is_stream else WHOLE), "id": f"r{number}"}
             text = (
@@ -346,7 +326,7 @@ def test_session_that_a_relay_names_is_the_block_of_that_id(wire: Wire, store: S
             assert json.load(answer) == WHOLE
 
     with (
-        relay(wire) as address,
+        listen(_Relay, upstream=wire.url) as address,
         auto_trace(store=store, rollout_id="two"),
         auto_trace(store=store, rollout_id="first", conversation_id="one"),
     ):

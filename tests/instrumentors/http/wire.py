@@ -7,21 +7,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
+
+from tests.listening import Handler, listen
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer.
-
-    Attributes:
-        body: Its bytes, coded as the headers say.
-        status: Its status.
-        headers: More headers.
-        is_cut: Whether the connection ends before the body does.
-        pause_s: How long it waits between two pieces.
-    """
+    """One answer."""
 
     body: bytes
     status: int = 200
@@ -31,13 +24,7 @@ class Answer:
 
 
 class Wire:
-    """The server.
-
-    Attributes:
-        answers: What is sent next; the last one stays.
-        asked: Path, headers and JSON of each request.
-        url: Its address.
-    """
+    """The server."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []
@@ -60,13 +47,12 @@ class Wire:
             at += size
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     protocol_version = "HTTP/1.1"
     wire: ClassVar[Wire]
 
     def do_POST(self) -> None:
-        """Answer."""
-        body = self.rfile.read(int(self.headers["content-length"]))
+        body = self.read_body()
         headers = {name.lower(): text for name, text in self.headers.items()}
         self.wire.asked.append((self.path, headers, json.loads(body or b"null")))
         answer = self.wire.take()
@@ -84,25 +70,13 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.wfile.write(b"0\r\n\r\n")
 
-    def log_message(self, *args: Any) -> None:
-        """Say nothing."""
-
 
 @contextmanager
 def serve() -> Iterator[Wire]:
     """Run one."""
     wire = Wire()
-    handler = type("Handler", (_Handler,), {"wire": wire})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    wire.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    with listen(_Handler, wire=wire) as wire.url:
         yield wire
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def write_events(events: Iterator[dict[str, Any]], *, is_named: bool = False) -> bytes:

@@ -33,7 +33,6 @@ class Keeper:
         self._looks: dict[str, int] = {}
 
     def __call__(self, method: str, path: str, body: dict[str, Any]) -> Any:
-        """Answer."""
         path, _, query = path.partition("?")
         names = path.removeprefix("/v1/").split("/")
         if names[0] == "conversations":

@@ -106,10 +106,7 @@ def test_request_stays_as_the_agent_wrote_it_to_the_last_byte(
 def test_refusal_is_remembered_by_server(
     is_async: bool, store: Store, server: DemoServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first call costs a request more, those after it none; one warning names the host.
-
-    Another server is asked all the same.
-    """
+    """The first call costs a request more, those after it none; one warning names the host."""
     server.fault = "strict-400"
 
     with DemoServer() as willing, asked_in(store):
@@ -127,10 +124,7 @@ def test_refusal_is_remembered_by_server(
 def test_agents_own_mistake_is_the_agents_to_see(
     stream: bool, store: Store, server: DemoServer, client: openai.OpenAI
 ) -> None:
-    """A request that is wrong without us fails as it would, and is not held against the server.
-
-    Other failures are none of a field that the server does not know, and are not repeated.
-    """
+    """A request that is wrong without us fails as it would, and is not held against the server."""
     with asked_in(store):
         with pytest.raises(openai.AuthenticationError):
             ask(client, model="fail-401")
@@ -254,10 +248,7 @@ def test_hosts_known_to_refuse_are_not_asked(url: str, is_asked: bool, store: St
 def test_tokens_named_by_id_are_held_against_those_sampled(
     store: Store, server: DemoServer, client: openai.OpenAI
 ) -> None:
-    """Where the server writes ``token_id:N`` beside its ids, both are kept and compared.
-
-    The client's own retry asks as the first request did.
-    """
+    """Where the server writes ``token_id:N`` beside its ids, both are kept and compared."""
     named = {"return_tokens_as_token_ids": True}
     with asked_in(store) as recording:
         ask(client.with_options(max_retries=1), model="flaky-500", extra_body=named)

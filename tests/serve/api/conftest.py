@@ -29,7 +29,6 @@ class Client:
         return self.running.ask(method, path, text, **{"content_type": JSON, **named})
 
     def get(self, path: str, **headers: str) -> Any:
-        """What a GET tells."""
         answer = self.ask("GET", path, **headers)
         assert answer.status == 200, answer.body
         return json.loads(answer.body)

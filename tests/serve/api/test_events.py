@@ -34,7 +34,6 @@ class Listening:
         self.answer = answer
 
     def next(self, kind: str = "") -> Heard:
-        """The next event, or the next of a kind."""
         found: dict[str, str] = {}
         while line := self.answer.readline().decode():
             if line != "\n":

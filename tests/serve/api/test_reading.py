@@ -23,7 +23,6 @@ def filled(client: Client) -> Client:
 
 
 def lines(body: bytes) -> list[dict[str, Any]]:
-    """JSON Lines."""
     return [json.loads(line) for line in body.splitlines()]
 
 

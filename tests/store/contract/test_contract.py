@@ -83,7 +83,6 @@ def bad_spans() -> list[Span]:
 
 
 def by_id(spans: Any) -> dict[tuple[str, str], Span]:
-    """Spans by their ids."""
     return {(span.trace_id, span.span_id): span for span in spans}
 
 

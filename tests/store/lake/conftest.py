@@ -95,7 +95,6 @@ def remote_lake(
 
 @pytest.fixture
 def address(lake: str) -> LakeAddress:
-    """The lake's address."""
     return lake_address(lake)
 
 

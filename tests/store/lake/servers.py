@@ -35,7 +35,6 @@ class Postgres:
     psql: str
 
     def run(self, statement: str, database: str = "postgres") -> str:
-        """What a statement gives, unaligned."""
         done = subprocess.run(
             [self.psql, "-h", "127.0.0.1", "-p", str(self.port), "-U", "lake", "-d", database,
              "-qAtX", "-v", "ON_ERROR_STOP=1", "-c", statement],
@@ -127,7 +126,6 @@ def storage() -> Iterator[str]:
 
 
 def make_bucket(url: str, name: str) -> None:
-    """An empty bucket."""
     request = urllib.request.Request(f"{url}/{name}", method="PUT", data=b"")
     urllib.request.urlopen(request, timeout=20).close()
 

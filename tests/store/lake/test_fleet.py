@@ -44,7 +44,6 @@ def record(store: str, machine: str, acknowledged: str) -> None:
 
 
 def publish(store: str, lake: str) -> None:
-    """Publish for ever."""
     while True:
         Store(store).publish(lake, is_rest_included=random.random() < 0.5)
         time.sleep(0.1)
@@ -69,7 +68,6 @@ class Part:
             self._start()
 
     def end(self) -> None:
-        """Kill it."""
         self._process.kill()
         self._process.wait()
 

@@ -1,9 +1,8 @@
 """Spans of other conventions, read into the one convention the rest of the adapter knows.
 
-One reader each, and only a reader knows the keys of its convention: they stand in its file, once.
-A reader has two functions: ``summary`` gives who did what with which model (cheap: the store fills
-its hot columns with it), ``content`` gives messages, tools and token ids. Which readers look at a
-span is decided by the keys it has; spans of ours are looked at by none.
+A reader alone knows the keys of its convention: ``summary`` gives who did what with which model
+(cheap: the store fills its hot columns with it), ``content`` messages, tools and token ids. A
+span's keys decide which readers look at it; at spans of ours none does.
 """
 
 from collections.abc import Iterable, Mapping
@@ -93,6 +92,5 @@ def _read_span(span: Span) -> Span:
 
 
 def _readers_of(attributes: Mapping[str, Any]) -> Iterable[Reader]:
-    """The readers that have a say, each once and in order."""
     found = _MARKS.intersection(attributes)
     return [reader for reader, marks in _MARKED if not marks.isdisjoint(found)] if found else ()

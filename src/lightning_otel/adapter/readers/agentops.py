@@ -1,8 +1,7 @@
 """AgentOps 0.4 and OpenLLMetry: spans of agents and tools around calls in ``gen_ai.*``.
 
-The tools an answer of AgentOps asks for are not on the call but on spans of their own below it,
-which are no executions; they are put back into the answer. A chain of LangChain is an agent by its
-type, as it is to Agent Lightning: in a graph that is the name of the node.
+The tools an answer of AgentOps asks for are on spans of their own below the call; they are put back
+into the answer. A chain of LangChain is an agent by its type, as it is to Agent Lightning.
 
 Source: AgentOps 0.4.21, ``agentops/semconv``; Agent Lightning 0.3.0, ``adapter/triplet.py``;
 ``opentelemetry-semantic-conventions-ai`` 0.5; ``traceloop-sdk`` 0.62.
@@ -93,7 +92,6 @@ def join_tool_calls(spans: Sequence[Span], parts: Iterable[Span]) -> list[Span]:
 
 
 def _add_parts(span: Span, parts: list[Any] | None) -> Span:
-    """Return a span with parts in its first answer, unless it has tool calls of its own."""
     if not parts:
         return span
     answers = objects(parse_json(span.attributes.get(c.OUTPUT_MESSAGES)))

@@ -45,7 +45,6 @@ def read_rows(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]
 
 
 def _as_list(node: Any) -> Any:
-    """A node whose keys are all numbers as a list; as deep as a key is long."""
     if not isinstance(node, dict):
         return node
     inner = {key: _as_list(value) for key, value in node.items()}
@@ -122,7 +121,7 @@ def choice_tokens(body: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _token_ids(choice: Mapping[str, Any]) -> object:
-    """A choice's token ids; LiteLLM keeps them among what it does not know."""
+    """Return a choice's token ids; LiteLLM keeps them among what it does not know."""
     held = choice.get("token_ids")
     return held or object_of(choice.get("provider_specific_fields")).get("token_ids")
 

@@ -69,7 +69,6 @@ def content(span: Span) -> dict[str, Any]:
 
 
 def _normalize_message(item: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without empty fields and texts, and with its tool calls among its parts."""
     kept = {key: value for key, value in item.items() if value is not None}
     reason = kept.get("finish_reason")
     if isinstance(reason, str):

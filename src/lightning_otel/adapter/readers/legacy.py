@@ -115,7 +115,6 @@ def content(span: Span) -> dict[str, Any]:
 
 
 def _read_blocks(value: object) -> dict[str, Any]:
-    """Return the content of a chat message: Bedrock's blocks, as Strands writes them, or a text."""
     blocks = parse_json(value)
     if not isinstance(blocks, list):
         return {"content": value} if isinstance(value, str) else {}
@@ -124,7 +123,6 @@ def _read_blocks(value: object) -> dict[str, Any]:
 
 
 def _read_tool(span: Span) -> dict[str, Any]:
-    """Return arguments and result of a tool that events tell of."""
     found: dict[str, Any] = {}
     for event in span.events:
         if event.name == _CHOICE_EVENT and c.TOOL_RESULT not in span.attributes:
@@ -138,7 +136,6 @@ def _read_tool(span: Span) -> dict[str, Any]:
 
 
 def _parse_parts(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a message; its list of parts may be JSON text."""
     text = row.get("content")
     if isinstance(text, str) and text.startswith('[{"type"'):
         parts = parse_json(text)

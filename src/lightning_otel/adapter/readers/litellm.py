@@ -1,8 +1,8 @@
 """LiteLLM: the spans of its proxy and of its callback.
 
-It tells each call twice: as ``litellm_request`` in ``gen_ai.*``, where the ids of tool calls and
-whatever the server said of tokens are lost; and below it as ``raw_gen_ai_request``, which quotes
-the body as Python writes it, but of a stream holds nothing.
+It tells each call twice: as ``litellm_request`` in ``gen_ai.*``, without ids of tool calls and what
+the server said of tokens; and below it as ``raw_gen_ai_request``, which quotes the body as Python
+writes it, but holds nothing of a stream.
 
 Source: LiteLLM 1.106, ``integrations/opentelemetry.py``.
 """
@@ -84,7 +84,6 @@ def _read_raw(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _parse_literal(text: object) -> Any:
-    """Parse Python literals; return None for anything else."""
     if not isinstance(text, str):
         return text
     try:

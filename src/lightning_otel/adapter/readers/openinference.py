@@ -131,7 +131,6 @@ def _read_mapping(row: object, key: str) -> Mapping[str, Any]:
 
 
 def _read_answers(attributes: Mapping[str, Any], body: Mapping[str, Any]) -> list[Any]:
-    """Return the choices; a Responses answer is one of all its items, with its thought."""
     found = _read_messages(attributes, "llm.output_messages", "assistant")
     if isinstance(body.get("output"), list) and len(found) > 1:
         found = [{**found[0], "parts": [part for item in found for part in item["parts"]]}]
@@ -169,7 +168,6 @@ def _read_messages(attributes: Mapping[str, Any], prefix: str, role: str = "user
 
 
 def _read_part(part: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of a message's content; an image is three levels down."""
     if part.get("type") == "image":
         url = _read_mapping(_read_mapping(part, "image"), "image").get("url")
         return {"type": "uri", "modality": "image", "uri": url}

@@ -77,7 +77,6 @@ def content(span: Span) -> dict[str, Any]:
 
 
 def _read_answer(attributes: Mapping[str, Any]) -> list[Any]:
-    """Return the parts of an answer, in the order that the models of the SDK give them."""
     parts: list[Any] = []
     if thought := get_text(attributes, "ai.response.reasoning"):
         parts.append(reasoning_part(thought))

@@ -1,8 +1,6 @@
 """The HTTP API: members with operations, each of which is a route and its documentation.
 
-A member checks what comes in, and describes itself in the OpenAPI document. Nothing in here
-trains. A member is imported with the first request for one of its addresses: together they take
-30 MB, and the pages need one of them.
+A member is imported with the first request for one of its addresses: together they take 30 MB.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,8 +30,8 @@ def operations(names: Iterable[str] = tuple(MEMBERS)) -> "list[Operation]":
     from lightning_otel.serve.api.operation import Operation
 
     modules = (import_module(f"{__name__}.{name}") for name in names)
-    known = (each for module in modules for each in vars(module).values())
-    return [each for each in known if isinstance(each, Operation)]
+    values = (value for module in modules for value in vars(module).values())
+    return [value for value in values if isinstance(value, Operation)]
 
 
 class Member(BaseRoute):
@@ -53,8 +51,8 @@ class Member(BaseRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         if self._router is None:
-            known = await run_in_threadpool(operations, [self._name])
-            self._router = Router([each.route for each in known])
+            operations_here = await run_in_threadpool(operations, [self._name])
+            self._router = Router([operation.route for operation in operations_here])
         await self._router(scope, receive, send)
 
 

@@ -19,30 +19,24 @@ Mark = tuple[object, ...]
 
 def read_fingerprint(layout: Layout) -> Mark:
     """Return a value that changes whenever the store is written: sizes and times of change."""
-    found: list[object] = []
+    fingerprint: list[object] = []
     for path in (layout.manifest_path, *layout.segments()):
         try:
             status = path.stat()
         except FileNotFoundError:  # settled meanwhile
             continue
-        found.append((path.name, status.st_size, status.st_mtime_ns))
-    return tuple(found)
+        fingerprint.append((path.name, status.st_size, status.st_mtime_ns))
+    return tuple(fingerprint)
 
 
 class CachedRead(Generic[T]):
     """A cached read of a store, valid until the store is written.
 
-    Where something is written all the time it is asked anew at most half of the time: it is held
-    for as long as it took, and a second at least.
+    Where something is written all the time it is asked anew at most half of the time.
     """
 
     def __init__(self, patience: float = 1.0, most_s: float = math.inf) -> None:
-        """Know nothing yet.
-
-        Args:
-            patience: Hold an answer so many times as long as it took, to 5 s, whatever is written.
-            most_s: Seconds after which it is read anew, though nothing is written.
-        """
+        """Hold an answer ``patience`` times as long as it took, to 5 s, at most ``most_s``."""
         self._patience, self._most_s = patience, most_s
         self._mark: Mark | None = None
         self._read: Mark | None = None

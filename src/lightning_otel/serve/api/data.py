@@ -1,7 +1,6 @@
 """Rollouts, transitions and spans by HTTP: a page at a time, or all at once.
 
-A page of transitions holds whole rollouts, in order of when they began: what is adapted together is
-read together, and a rollout's rewards and neighbours are never cut off.
+A page of transitions holds whole rollouts, so that rewards and neighbours are never cut off.
 """
 
 import base64
@@ -88,7 +87,6 @@ def _read_cursor(text: str) -> Any:
 
 
 def _write_cursor(start_ns: int, *ids: str) -> str:
-    """Return the place behind a row, which is known by its time and ids."""
     return base64.urlsafe_b64encode(orjson.dumps([start_ns, *ids])).decode().rstrip("=")
 
 
@@ -118,13 +116,13 @@ def with_filters(filters: Mapping[str, Filter]) -> Callable[[type[M]], type[M]]:
 
     def add(model: type[M]) -> type[M]:
         fields: dict[str, Any] = {}
-        for name, each in filters.items():
+        for name, filter in filters.items():
             if name not in model.model_fields:
-                text: Any = Literal[each.choices] if each.choices else Text
-                kind = {date: Time, str: text, tuple: Texts}.get(each.kind, each.kind)
-                default: Any = [] if each.kind is tuple else None
+                text: Any = Literal[filter.choices] if filter.choices else Text
+                kind = {date: Time, str: text, tuple: Texts}.get(filter.kind, filter.kind)
+                default: Any = [] if filter.kind is tuple else None
                 kind = kind | None if default is None else kind
-                fields[name] = (kind, Field(default, description=each.help))
+                fields[name] = (kind, Field(default, description=filter.help))
         return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
 
     return add
@@ -215,12 +213,13 @@ class SelectionBody(RequestModel):
 @operation("GET", "/v1/rollouts")
 def rollouts(request: Request, params: RolloutsQuery) -> RolloutsResponse:
     """List recorded rollouts, the newest first."""
-    wanted = params.model_dump(include=set(ATTEMPTS.filters))
-    found = ATTEMPTS.read(request.app.state.store, wanted, limit=params.limit, after=params.cursor)
+    values = params.model_dump(include=set(ATTEMPTS.filters))
+    store = request.app.state.store
+    listing = ATTEMPTS.read(store, values, limit=params.limit, after=params.cursor)
     return RolloutsResponse(
-        rollouts=[AttemptResponse(**row) for row in found.rows],
-        total=found.total,
-        next_cursor=_write_cursor(*found.following) if found.following else None,
+        rollouts=[AttemptResponse(**row) for row in listing.rows],
+        total=listing.total,
+        next_cursor=_write_cursor(*listing.following) if listing.following else None,
     )
 
 
@@ -230,8 +229,8 @@ def rollout(request: Request) -> RolloutResponse:
     name, state = request.path_params["rollout_id"], request.app.state
     query = "SELECT * FROM rollouts WHERE rollout_id = ? ORDER BY start_ns, attempt_id"
     attempts = [AttemptResponse(**row) for row in state.store.sql(query, [name])]
-    found = state.repositories.queue.rollouts(ids=[name])
-    queued = asdict(found[0]) if found else None
+    matches = state.repositories.queue.rollouts(ids=[name])
+    queued = asdict(matches[0]) if matches else None
     if not attempts and queued is None:
         raise NotFoundError(
             f"no rollout {name!r} is recorded or queued; GET /v1/rollouts lists those there are"
@@ -276,20 +275,21 @@ def transitions(request: Request, params: TransitionsQuery) -> Parts:
         headers = {"Next-Cursor": page.cursor, "Link": link} if page.cursor else {}
     # Checked before anything is said; nothing is read yet.
     store.transitions(**_select_rollouts(keywords, _Page([], "")))
-    wanted = _select_rollouts(keywords, page)
+    page_keywords = _select_rollouts(keywords, page)
     if kind == ARROW:
-        made = _write_arrow(_read_tables(store, keywords, page))
+        stream = _write_arrow(_read_tables(store, keywords, page))
     elif kind == PARQUET:
-        made = parquet_parts(lambda path: store.transitions(**wanted).to_parquet(path))
+        stream = parquet_parts(lambda path: store.transitions(**page_keywords).to_parquet(path))
     else:
         cursor = page.cursor or None if page else None
-        made = join_lines(_write_lines(store, wanted, cursor, is_reported=params.report == "1"))
-    return Parts(made, kind, headers)
+        lines = _write_lines(store, page_keywords, cursor, is_reported=params.report == "1")
+        stream = join_lines(lines)
+    return Parts(stream, kind, headers)
 
 
 def _choose_kind(accept: str) -> str:
-    for each in accept.split(","):
-        kind = _KINDS.get(each.partition(";")[0].strip().lower())
+    for choice in accept.split(","):
+        kind = _KINDS.get(choice.partition(";")[0].strip().lower())
         if kind is not None:
             return kind
     raise RefusalError(406, f"transitions come as {LINES}, {ARROW} or {PARQUET}")
@@ -298,9 +298,9 @@ def _choose_kind(accept: str) -> str:
 def _find_page(
     store: Store, keywords: Mapping[str, Any], place: tuple[int, str] | None, limit: int
 ) -> _Page:
-    wanted, values = "true", list[object]()
+    condition, values = "true", list[object]()
     if "rollout_id" in keywords:
-        wanted = f"{ROLLOUT} IN (SELECT unnest(?::VARCHAR[]))"
+        condition = f"{ROLLOUT} IN (SELECT unnest(?::VARCHAR[]))"
         values.append(keywords["rollout_id"])
     bounds = ["true"]
     if place is not None:
@@ -310,7 +310,7 @@ def _find_page(
         if keywords.get(name) is not None:
             bounds.append(f"start_ns {sign} ?")
             values.append(keywords[name])
-    query = _PAGE.format(wanted=wanted, range=" AND ".join(bounds))
+    query = _PAGE.format(wanted=condition, range=" AND ".join(bounds))
     rows = store.sql(query, [*values, limit]).rows()
     is_last = not rows or rows[-1]["left_over"] <= len(rows)
     cursor = "" if is_last else _write_cursor(rows[-1]["start_ns"], rows[-1]["rollout_id"])
@@ -319,22 +319,22 @@ def _find_page(
 
 def _select_rollouts(keywords: Mapping[str, Any], page: _Page | None) -> dict[str, Any]:
     """Return the keywords of a page: its rollouts stand for when they began."""
-    own = {"rollout_id": page.rollout_ids, "since": None, "until": None} if page else {}
-    return {**keywords, **own}
+    ids = {"rollout_id": page.rollout_ids, "since": None, "until": None} if page else {}
+    return {**keywords, **ids}
 
 
 def _write_lines(
-    store: Store, wanted: Mapping[str, Any], cursor: str | None, *, is_reported: bool
+    store: Store, keywords: Mapping[str, Any], cursor: str | None, *, is_reported: bool
 ) -> Iterator[bytes]:
-    table = store.transitions(**wanted)
+    table = store.transitions(**keywords)
     yield from table.lines()
     if is_reported:
         report = table.report()
         funnel = {name: value for name, value in asdict(report).items() if name != "dropped"}
         # Each reason is counted rather than each loss listed.
         funnel |= {"repairs": len(report.repairs), "left_out": report.reasons()}
-        told = {"report": funnel, "cursor": cursor}
-        yield orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE)
+        trailer = {"report": funnel, "cursor": cursor}
+        yield orjson.dumps(trailer, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _read_tables(store: Store, keywords: Mapping[str, Any], page: _Page | None) -> Iterator[Any]:
@@ -352,7 +352,6 @@ def _read_tables(store: Store, keywords: Mapping[str, Any], page: _Page | None) 
 
 
 def _write_arrow(tables: Iterator[Any]) -> Iterator[bytes]:
-    """Yield one Arrow IPC stream of the tables' rows; memory holds one of them at a time."""
     from nanoarrow.ipc import StreamWriter  # type: ignore[import-untyped]  # no stubs
 
     sink = io.BytesIO()

@@ -1,7 +1,7 @@
 """The event broker: one producer of events for all listeners, with a replay buffer.
 
-One task looks at the store and at the training runs while anybody listens, and some time longer.
-What it saw lies in one ring; a listener is a place in it, so a slow one costs nothing.
+One task looks at the store and the runs while anybody listens. A listener is a place in its ring,
+so a slow one costs nothing.
 
 Source: HTML Living Standard, 9.2 "Server-sent events".
 """
@@ -59,8 +59,7 @@ class EventBroker:
     async def answer(self, last_event_id: str = "") -> StreamedResponse:
         """Return an answer of events: from now on, or from behind the last one that was heard.
 
-        Where what came after that is not held any more, its first event is a ``reset``: the
-        listener is to read anew what it shows.
+        Where those are not held any more, the first event is a ``reset``: read anew what is shown.
         """
         if self._is_closed or self._listeners >= MOST_LISTENERS:
             raise RefusalError(
@@ -73,8 +72,8 @@ class EventBroker:
         except BaseException:
             self._leave()
             raise
-        epoch, _, given = last_event_id.partition("-")
-        number = int(given) + 1 if given.isascii() and given.isdecimal() else 0
+        epoch, _, sequence = last_event_id.partition("-")
+        number = int(sequence) + 1 if sequence.isascii() and sequence.isdecimal() else 0
         is_held = epoch == self._epoch and self._next - len(self._ring) <= number <= self._next
         greeting = "ready" if is_held or not last_event_id else "reset"
         parts = self._send_events(number if is_held else self._next, greeting)
@@ -91,7 +90,6 @@ class EventBroker:
         self._listeners -= 1
 
     async def _send_events(self, number: int, greeting: str) -> AsyncIterator[bytes]:
-        """Yield a greeting, and then the events from a number on."""
         yield b"retry: 2000\n\n" + self._write_event(number - 1, greeting, {})
         while not self._is_closed:
             if number == self._next:
@@ -114,9 +112,9 @@ class EventBroker:
     async def _start_task(self) -> None:
         self._epoch = secrets.token_hex(4)
         self._ring.clear()
-        follower, known = await asyncio.to_thread(self._open_sources)
+        follower, runs = await asyncio.to_thread(self._open_sources)
         if self._task is None or self._task.done():  # another listener may have come first
-            self._task = asyncio.create_task(self._make_events(follower, known))
+            self._task = asyncio.create_task(self._make_events(follower, runs))
 
     def _open_sources(self) -> tuple[Follower | None, dict[str, "TrainingRun"]]:
         layout = self._store.layout
@@ -125,10 +123,7 @@ class EventBroker:
             follower.skip()
         return follower, self._read_runs()
 
-    async def _make_events(
-        self, follower: Follower | None, known: dict[str, "TrainingRun"]
-    ) -> None:
-        """Look, again and again, until nobody has listened for a while."""
+    async def _make_events(self, follower: Follower | None, runs: dict[str, "TrainingRun"]) -> None:
         left_s, runs_s = time.monotonic(), 0.0
         while not self._is_closed:
             now_s = time.monotonic()
@@ -139,39 +134,39 @@ class EventBroker:
             has_runs = now_s - runs_s >= RUNS_S
             runs_s = now_s if has_runs else runs_s
             try:
-                made = await asyncio.to_thread(
-                    self._find_events, follower, known, has_runs=has_runs
+                events = await asyncio.to_thread(
+                    self._find_events, follower, runs, has_runs=has_runs
                 )
             except (LightningOtelError, OSError) as exc:
                 log.warning("%s could not be looked at: %s", self._store.name, exc)
-                made = [("reset", {})]
-            self._put_events(made)
+                events = [("reset", {})]
+            self._put_events(events)
             await asyncio.sleep(LOOK_S)
 
     def _find_events(
-        self, follower: Follower | None, known: "dict[str, TrainingRun]", *, has_runs: bool
+        self, follower: Follower | None, runs: "dict[str, TrainingRun]", *, has_runs: bool
     ) -> list[tuple[str, Mapping[str, Any]]]:
-        found: list[tuple[str, Mapping[str, Any]]] = []
+        events: list[tuple[str, Mapping[str, Any]]] = []
         if follower is not None:
-            found += _events_of([build_record(span) for span in follower.batch()])
+            events += _events_of([build_record(span) for span in follower.batch()])
         for run_id, run in self._read_runs().items() if has_runs else ():
-            before = known.get(run_id)
+            before = runs.get(run_id)
             if before is None or (before.status, before.step) != (run.status, run.step):
                 names = ("run_id", "algorithm", "status", "step", "reason")
-                found.append(("run", {name: getattr(run, name) for name in names}))
-            known[run_id] = run
-        return found
+                events.append(("run", {name: getattr(run, name) for name in names}))
+            runs[run_id] = run
+        return events
 
     def _read_runs(self) -> "dict[str, TrainingRun]":
         if not self._repositories.is_made:
             return {}
         return {run.run_id: run for run in self._repositories.runs.all()}
 
-    def _put_events(self, made: list[tuple[str, Mapping[str, Any]]]) -> None:
-        for kind, data in made:
+    def _put_events(self, events: list[tuple[str, Mapping[str, Any]]]) -> None:
+        for kind, data in events:
             self._ring.append(self._write_event(self._next, kind, data))
             self._next += 1
-        if made:
+        if events:
             self._wake_listeners()
 
     def _wake_listeners(self) -> None:
@@ -187,8 +182,8 @@ def _events_of(records: list[Record]) -> Iterator[tuple[str, Mapping[str, Any]]]
         ids = {"rollout_id": record.get("rollout_id") or trace_id, "trace_id": trace_id}
         if record.get("reward") is not None:
             name = record["attributes"].get(c.REWARD_NAME, c.PRIMARY_REWARD)
-            told = {"span_id": record["span_id"], "name": name, "value": record["reward"]}
-            yield "reward", {**ids, **told}
+            reward = {"span_id": record["span_id"], "name": name, "value": record["reward"]}
+            yield "reward", {**ids, **reward}
             if record.get("name") == c.SPAN_ANNOTATION and not record.get("parent_span_id"):
                 continue  # a reward given later stands in a trace of its own, which is none
         if record.get("name") == c.SPAN_ROLLOUT:

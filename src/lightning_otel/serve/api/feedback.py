@@ -86,20 +86,22 @@ class FeedbackResponse(ResponseModel):
 def feedback(request: Request, params: FeedbackBody) -> tuple[FeedbackResponse, int]:
     """Give the reward that feedback comes to."""
     state = request.app.state
-    given = _parse_feedback(params, _name_sender(request))
-    known = state.rollout_by_span if params.feedback_id is None else {}
-    answer = state.repositories.pending.give(state.store, given, state.ingester.keep, known)
+    feedback_piece = _parse_feedback(params, _name_sender(request))
+    rollouts = state.rollout_by_span if params.feedback_id is None else {}
+    answer = state.repositories.pending.give(
+        state.store, feedback_piece, state.ingester.keep, rollouts
+    )
     if isinstance(answer, Conflict):
         raise RefusalError(409, f"{answer.reason}; give an id of its own to what was said later")
-    found = FeedbackResponse(
+    response = FeedbackResponse(
         status="kept" if answer is not None else "pending",
-        feedback_id=given.feedback_id,
-        reward=given.value,
-        judges=given.noun,
-        target=given.target,
+        feedback_id=feedback_piece.feedback_id,
+        reward=feedback_piece.value,
+        judges=feedback_piece.noun,
+        target=feedback_piece.target,
         **(answer._asdict() if answer is not None else {}),
     )
-    return found, 200 if answer is not None else 202
+    return response, 200 if answer is not None else 202
 
 
 same_feedback: Final = replace(
@@ -140,41 +142,41 @@ def _parse_feedback(params: FeedbackBody, came: str) -> Feedback:
     targets: dict[Noun, str | None] = {
         noun: getattr(params, f"{noun}_id") for noun in get_args(Noun)
     }
-    named = [(noun, target) for noun, target in targets.items() if target is not None]
-    if len(named) > 1:
-        nouns = " and ".join(f"{noun}_id" for noun, _ in named)
+    choices = [(noun, target) for noun, target in targets.items() if target is not None]
+    if len(choices) > 1:
+        nouns = " and ".join(f"{noun}_id" for noun, _ in choices)
         raise RefusalError(400, f"feedback judges one thing, and {nouns} are named; name one")
-    if not named and params.task_id is None:
+    if not choices and params.task_id is None:
         raise RefusalError(
             400,
             "feedback names nothing that it judges; give response_id, rollout_id, "
             "conversation_id, trace_id or span_id",
         )
-    noun, target = named[0] if named else ("rollout", str(params.task_id))
-    said = {name: _read_field(params, name) for name in _PARTS}
+    noun, target = choices[0] if choices else ("rollout", str(params.task_id))
+    parts = {name: _read_field(params, name) for name in _PARTS}
     try:
-        found = make_feedback(
+        feedback_piece = make_feedback(
             noun,
             target,
             feedback_id=params.feedback_id or f"feedback-{secrets.token_hex(12)}",
             text=params.text if params.text is not None else params.feedback_text,
             reward=params.reward,
-            **said,
+            **parts,
         )
     except ConfigError as exc:
         raise RefusalError(
             400, str(exc).replace("give quality_score", "give reward, quality_score")
         ) from exc
-    attributes: dict[str, AttributeValue] = {**found.attributes, c.RECEIVED: came}
+    attributes: dict[str, AttributeValue] = {**feedback_piece.attributes, c.RECEIVED: came}
     if params.metadata:
         attributes[c.FEEDBACK_METADATA] = write_json(params.metadata, "metadata", _MOST_METADATA)
     if params.task_id is not None:
         attributes[c.TASK_ID] = params.task_id
-    return replace(found, attributes=attributes)
+    return replace(feedback_piece, attributes=attributes)
 
 
 def _read_field(params: FeedbackBody, name: str) -> Any:
-    own, within = getattr(params, name), params.metadata.get(name)
-    if own is not None and within is not None and own != within:
+    value, within = getattr(params, name), params.metadata.get(name)
+    if value is not None and within is not None and value != within:
         raise RefusalError(400, f"{name} and metadata.{name} differ; send one")
-    return own if own is not None else within
+    return value if value is not None else within

@@ -74,9 +74,9 @@ class ResponseModel(BaseModel):
     )
 
     @classmethod
-    def of(cls, found: object) -> Self:
+    def of(cls, source: object) -> Self:
         """Return what an object's attributes say."""
-        return cls.model_validate(found)
+        return cls.model_validate(source)
 
 
 class Parts(NamedTuple):
@@ -108,9 +108,7 @@ class Operation:
         answers: Its answers by status, beside the refusals that all have.
         content: Forms of an answer that is not ``told``.
         bodies: Forms of a body that is not ``params``.
-        headers: Headers of its answer.
         is_open: Whether everybody on this machine may ask for it, without the key.
-        most_bytes: The most that a JSON body may have.
     """
 
     method: Literal["GET", "POST"]
@@ -133,26 +131,25 @@ class Operation:
 
     async def serve(self, request: Request) -> Response:
         """Answer a request."""
-        given = [request]
+        arguments = [request]
         if self.params is not None:
             read = _read_query if self.method == "GET" else self._read_body
-            given.append(await read(request, self.params))
+            arguments.append(await read(request, self.params))
         if inspect.iscoroutinefunction(self.work):
-            found = await self.work(*given)
+            result = await self.work(*arguments)
         else:
             # Anybody here may give feedback: who has the key does not wait for that.
             readers = request.app.state.feedback_readers if self.is_open else None
-            found = await run(request, lambda _: self.work(*given), readers=readers)
-        if isinstance(found, Response):
-            return found
-        if isinstance(found, Parts):
-            answer: Response = await request.app.state.streams.answer(*found)
+            result = await run(request, lambda _: self.work(*arguments), readers=readers)
+        if isinstance(result, Response):
+            return result
+        if isinstance(result, Parts):
+            answer: Response = await request.app.state.streams.answer(*result)
             return answer
-        told, status = found if isinstance(found, tuple) else (found, 200)
-        return Response(told.model_dump_json(), status, media_type=JSON)
+        body, status = result if isinstance(result, tuple) else (result, 200)
+        return Response(body.model_dump_json(), status, media_type=JSON)
 
     async def _read_body(self, request: Request, model: type[RequestModel]) -> Any:
-        """Return a JSON body; an empty one is an empty object."""
         body = await request.app.state.bodies.read(request)
         if len(body) > self.most_bytes:
             raise RefusalError(413, f"a body may have {self.most_bytes} bytes here")
@@ -167,14 +164,14 @@ class Operation:
         """Return its part of the OpenAPI document, of the schemas of all types and models."""
         summary, _, more = self.says.partition("\n\n")
         words = re.findall(r"\w+", _PARAMETER.sub(r"by_\1", self.path))
-        found: dict[str, Any] = {
+        description: dict[str, Any] = {
             "operationId": "_".join([self.method.lower(), *words]),
             "summary": summary,
             "responses": self._describe_responses(schemas),
             "security": [{}, {"key": []}] if self.is_open else [{"key": []}],
         }
         if more:
-            found["description"] = more
+            description["description"] = more
         parameters = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in _PARAMETER.findall(self.path)
@@ -184,34 +181,34 @@ class Operation:
             parameters += map(_describe_parameter, model.get("properties", {}).items())
         else:
             content = self.bodies or {JSON: schemas[self.params, "validation"]}
-            found["requestBody"] = {
+            description["requestBody"] = {
                 "required": self.is_open or "required" in model,
                 "content": {kind: {"schema": schema} for kind, schema in content.items()},
             }
-        return {**found, **({"parameters": parameters} if parameters else {})}
+        return {**description, **({"parameters": parameters} if parameters else {})}
 
     def _describe_responses(self, schemas: Mapping[Any, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        responses: dict[str, Any] = {}
         for status, says in sorted({**_REFUSALS, **self.answers}.items()):
             if status in _BODY_ONLY and self.method == "GET":
                 continue
             if status == 401 and self.is_open:
                 says = "It needs the token, where this server has one."
             is_served = status < 300
-            told = schemas[
+            model = schemas[
                 self.told if is_served and not self.content else Refusal, "serialization"
             ]
-            content = self.content if is_served and self.content else {JSON: told}
-            found[str(status)] = {
+            content = self.content if is_served and self.content else {JSON: model}
+            responses[str(status)] = {
                 "description": says,
                 "content": {kind: {"schema": schema} for kind, schema in content.items()},
             }
             if is_served and self.headers:
-                found[str(status)]["headers"] = {
+                responses[str(status)]["headers"] = {
                     name: {"description": text, "schema": {"type": "string"}}
                     for name, text in self.headers.items()
                 }
-        return found
+        return responses
 
 
 def operation(
@@ -221,40 +218,39 @@ def operation(
 
     def make(work: Callable[..., Any]) -> Operation:
         types = get_type_hints(work)
-        says, told = inspect.getdoc(work) or "", types["return"]
-        if get_origin(told) is tuple:
-            told = get_args(told)[0]
-        is_model = isinstance(told, type) and issubclass(told, ResponseModel)
-        served = {200: (is_model and inspect.getdoc(told)) or "The answer."}
+        says, answer = inspect.getdoc(work) or "", types["return"]
+        if get_origin(answer) is tuple:
+            answer = get_args(answer)[0]
+        is_model = isinstance(answer, type) and issubclass(answer, ResponseModel)
+        served = {200: (is_model and inspect.getdoc(answer)) or "The answer."}
         served = {} if any(status < 300 for status in answers or {}) else served
         served |= answers or {}
-        return Operation(method, path, work, says, types.get("params"), told, served, **more)
+        return Operation(method, path, work, says, types.get("params"), answer, served, **more)
 
     return make
 
 
 async def _read_query(request: Request, model: type[RequestModel]) -> Any:
-    """Return the query; a name that is no list stands in it once."""
-    found: dict[str, Any] = {}
+    texts: dict[str, Any] = {}
     for name in request.query_params:
         values = request.query_params.getlist(name)
         field = model.model_fields.get(name)
         if field is not None and get_origin(field.annotation) is list:
-            found[name] = values
+            texts[name] = values
         elif len(values) > 1:
             raise RefusalError(400, f"{name} stands {len(values)} times in the query; give one")
         else:
-            found[name] = values[0]
+            texts[name] = values[0]
     try:
-        return model.model_validate(found)
+        return model.model_validate(texts)
     except ValidationError as exc:
         raise RefusalError(400, _word_errors(exc, model)) from exc
 
 
-def write_json(found: Mapping[str, Any], name: str, most_chars: int) -> str:
+def write_json(value: Mapping[str, Any], name: str, most_chars: int) -> str:
     """Return a part of a body as JSON."""
     try:
-        text = json.dumps(found, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError as exc:
         raise RefusalError(400, f"{name} holds a number that is none") from exc
     if len(text) > most_chars:
@@ -262,10 +258,10 @@ def write_json(found: Mapping[str, Any], name: str, most_chars: int) -> str:
     return text
 
 
-def _word_errors(found: ValidationError, model: type[RequestModel]) -> str:
+def _word_errors(error: ValidationError, model: type[RequestModel]) -> str:
     """Word the validation errors by field, without the values."""
     faults = []
-    for fault in found.errors(include_url=False, include_context=False, include_input=False):
+    for fault in error.errors(include_url=False, include_context=False, include_input=False):
         name, text = ".".join(map(str, fault["loc"])) or "the body", fault["msg"]
         if fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1:
             text = f"unknown; {suggest_name(name, list(model.model_fields))}"
@@ -276,20 +272,20 @@ def _word_errors(found: ValidationError, model: type[RequestModel]) -> str:
 
 def document(operations: Iterable[Operation]) -> dict[str, Any]:
     """Return the OpenAPI document of some operations."""
-    known = list(operations)
-    params: set[tuple[Any, JsonSchemaMode]] = {(each.params, "validation") for each in known}
-    told: set[tuple[Any, JsonSchemaMode]] = {
-        (Refusal if each.content else each.told, "serialization") for each in known
+    routes = list(operations)
+    params: set[tuple[Any, JsonSchemaMode]] = {(item.params, "validation") for item in routes}
+    answers: set[tuple[Any, JsonSchemaMode]] = {
+        (Refusal if item.content else item.told, "serialization") for item in routes
     }
-    schemas, found = TypeAdapter.json_schemas(
-        [(*each, TypeAdapter(each[0])) for each in sorted({*params, *told}, key=str) if each[0]],
+    schemas, definitions = TypeAdapter.json_schemas(
+        [(*key, TypeAdapter(key[0])) for key in sorted({*params, *answers}, key=str) if key[0]],
         ref_template=_REF,
     )
-    models = found["$defs"]
+    models = definitions["$defs"]
     paths: dict[str, dict[str, Any]] = {}
-    for each in known:
-        methods = paths.setdefault(_PARAMETER.sub(r"{\1}", each.path), {})
-        methods[each.method.lower()] = each.describe(schemas, models)
+    for item in routes:
+        methods = paths.setdefault(_PARAMETER.sub(r"{\1}", item.path), {})
+        methods[item.method.lower()] = item.describe(schemas, models)
     key = {
         "type": "http",
         "scheme": "bearer",
@@ -312,9 +308,13 @@ def document(operations: Iterable[Operation]) -> dict[str, Any]:
 def _describe_parameter(field: tuple[str, dict[str, Any]]) -> dict[str, Any]:
     """Return a parameter of a query, which may be left out, but not be null."""
     name, schema = field
-    rest = {k: v for k, v in schema.items() if k not in ("title", "description", "anyOf")}
-    if rest.get("default", "") is None:
-        del rest["default"]
-    kinds = [each for each in schema.get("anyOf", []) if each != {"type": "null"}]
-    found = {"name": name, "in": "query", "schema": {**rest, **(kinds[0] if kinds else {})}}
-    return found | {key: schema[key] for key in ("description",) if key in schema}
+    properties = {k: v for k, v in schema.items() if k not in ("title", "description", "anyOf")}
+    if properties.get("default", "") is None:
+        del properties["default"]
+    kinds = [kind for kind in schema.get("anyOf", []) if kind != {"type": "null"}]
+    parameter = {
+        "name": name,
+        "in": "query",
+        "schema": {**properties, **(kinds[0] if kinds else {})},
+    }
+    return parameter | {key: schema[key] for key in ("description",) if key in schema}

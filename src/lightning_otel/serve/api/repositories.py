@@ -21,10 +21,9 @@ _KINDS: Final = {
 
 
 class Repositories:
-    """The state beside a store, and what stands in it.
+    """The state beside a store, and what stands in it, for any number of threads.
 
-    Every one is for any number of threads. Two that ask first at once may each make one, which are
-    as good as one. Each is imported with the first: SQLAlchemy is as large as the web framework.
+    Each is imported with the first: SQLAlchemy is as large as the web framework.
     """
 
     def __init__(self, store: Store) -> None:
@@ -38,31 +37,26 @@ class Repositories:
         if name == "state":
             from lightning_otel.state import State
 
-            found: object = State.beside(self._store)
+            repository: object = State.beside(self._store)
         elif name in _KINDS:
             module, kind = _KINDS[name]
-            found = getattr(import_module(module), kind)(self.state)
+            repository = getattr(import_module(module), kind)(self.state)
         else:
             raise AttributeError(name)
-        setattr(self, name, found)
-        return found
+        setattr(self, name, repository)
+        return repository
 
     def deliver_feedback(self, keep: "Keep") -> None:
-        """Give feedback that waits to what it judges, unless nothing was written since the last.
-
-        Raises:
-            StateError: The state cannot be read or changed.
-            StoreError: The store cannot be read or written.
-        """
+        """Give feedback that waits to what it judges, unless nothing was written since the last."""
         layout = self._store.layout
         if layout is None or not self.is_made or not self.pending.waiting().count:
             return
         with self._lock:
             # Taken before it is looked for: what comes meanwhile is looked at the next time.
-            found = read_fingerprint(layout)
-            if found != self._mark:
+            fingerprint = read_fingerprint(layout)
+            if fingerprint != self._mark:
                 self.pending.settle(self._store, keep)
-                self._mark = found
+                self._mark = fingerprint
 
     @property
     def is_made(self) -> bool:

@@ -110,58 +110,60 @@ class AliasBody(NameBody):
 @operation("GET", "/v1/resources")
 def resources(request: Request) -> ResourcesResponse:
     """List every resource with its newest version and its aliases."""
-    held = _resources(request)
-    return ResourcesResponse(resources=[_tell_standing(held, name) for name in held.names()])
+    repository = _resources(request)
+    return ResourcesResponse(
+        resources=[_tell_standing(repository, name) for name in repository.names()]
+    )
 
 
 @operation("POST", "/v1/resources", {201: "The version.", **_UNKNOWN}, most_bytes=4 << 20)
 def publish(request: Request, params: PublishBody) -> tuple[VersionResponse, int]:
     """Keep a version; what the newest one says already stays that version."""
-    given = params.model_dump()
-    made = _resources(request).publish(given.pop("name"), given.pop("body"), **given)
-    return VersionResponse.of(made), 201
+    values = params.model_dump()
+    version = _resources(request).publish(values.pop("name"), values.pop("body"), **values)
+    return VersionResponse.of(version), 201
 
 
 @operation("POST", "/v1/resources/alias", _UNKNOWN)
 def alias(request: Request, params: AliasBody) -> StandingResponse:
     """Let an alias mean a version from now on, for every process that asks."""
-    held = _resources(request)
-    held.set_alias(params.name, params.alias, params.version, weight=params.weight)
-    return _tell_standing(held, params.name)
+    repository = _resources(request)
+    repository.set_alias(params.name, params.alias, params.version, weight=params.weight)
+    return _tell_standing(repository, params.name)
 
 
 @operation("POST", "/v1/resources/promote", _UNKNOWN)
 def promote(request: Request, params: NameBody) -> StandingResponse:
     """Make the canary live for all."""
-    held = _resources(request)
-    held.promote(params.name)
-    return _tell_standing(held, params.name)
+    repository = _resources(request)
+    repository.promote(params.name)
+    return _tell_standing(repository, params.name)
 
 
 @operation("POST", "/v1/resources/rollback", _UNKNOWN)
 def rollback(request: Request, params: NameBody) -> StandingResponse:
     """Make live what was live before; once more goes back further."""
-    held = _resources(request)
-    held.rollback(params.name)
-    return _tell_standing(held, params.name)
+    repository = _resources(request)
+    repository.rollback(params.name)
+    return _tell_standing(repository, params.name)
 
 
 @operation("GET", "/v1/resources/{name:path}", _UNKNOWN)
 def resource(request: Request, params: VersionQuery) -> ResourceResponse | VersionResponse:
     """Read one resource with its versions and aliases; with `version`, that one alone."""
-    held, name = _resources(request), request.path_params["name"]
-    if (given := params.version) is not None:
-        return VersionResponse.of(held.get(name, parse_version(given)))
-    versions = [VersionResponse.of(each) for each in held.versions(name)]
-    taken = [WithdrawalResponse.of(each) for each in held.withdrawals(name)]
-    standing = describe_resource(held, name)
-    return ResourceResponse(**standing, versions=versions, withdrawals=taken)
+    repository, name = _resources(request), request.path_params["name"]
+    if (number := params.version) is not None:
+        return VersionResponse.of(repository.get(name, parse_version(number)))
+    versions = [VersionResponse.of(version) for version in repository.versions(name)]
+    withdrawals = [WithdrawalResponse.of(withdrawal) for withdrawal in repository.withdrawals(name)]
+    standing = describe_resource(repository, name)
+    return ResourceResponse(**standing, versions=versions, withdrawals=withdrawals)
 
 
 def _resources(request: Request) -> Resources:
-    found: Resources = request.app.state.repositories.resources
-    return found
+    repository: Resources = request.app.state.repositories.resources
+    return repository
 
 
-def _tell_standing(held: Resources, name: str) -> StandingResponse:
-    return StandingResponse(**describe_resource(held, name))
+def _tell_standing(repository: Resources, name: str) -> StandingResponse:
+    return StandingResponse(**describe_resource(repository, name))

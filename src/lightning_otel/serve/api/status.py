@@ -82,10 +82,10 @@ async def health(request: Request) -> HealthResponse:
 @operation("GET", "/v1/status")
 def status(request: Request) -> ServerResponse:
     """Tell what this server is, and what became of what it was sent."""
-    found = _read_status(request)
-    pending = PendingResponse(count=found.pop("pending"), oldest_s=found.pop("oldest_s"))
+    values = _read_status(request)
+    pending = PendingResponse(count=values.pop("pending"), oldest_s=values.pop("oldest_s"))
     return ServerResponse(
-        **found,
+        **values,
         name="lightning-otel",
         version=version("lightning-otel"),
         store=request.app.state.store.name,
@@ -166,13 +166,13 @@ def _write_document() -> bytes:
 def _read_status(request: Request) -> dict[str, Any]:
     state = request.app.state
     counts, repositories, store = state.ingester.counts, state.repositories, state.store
-    waiting, layout = repositories.pending.waiting(), store.layout
-    since_ns = waiting.oldest_ns
-    found = {
+    feedback, layout = repositories.pending.waiting(), store.layout
+    since_ns = feedback.oldest_ns
+    values = {
         "stored": counts.stored,
         "rejected": dict(counts.rejected),
         "refused": {str(number): count for number, count in counts.refused.items()},
-        "pending": waiting.count,
+        "pending": feedback.count,
         "oldest_s": None if since_ns is None else max(0.0, (time.time_ns() - since_ns) / 1e9),
         "rollouts": state.by_status.of(store, _count_rollouts),
         "queued": {str(name): count for name, count in repositories.queue.counts().items()},
@@ -183,45 +183,42 @@ def _read_status(request: Request) -> dict[str, Any]:
     }
     if layout is not None:
         since_s = [path.stat().st_mtime for path in list_sealed(layout) if path.exists()]
-        found["size_bytes"] = measure_disk(layout)
-        found["segments"] = len(layout.list_unsettled(layout.read_manifest()))
-        found["settle_lag_s"] = max([0.0, *(time.time() - each for each in since_s)])
-    return found
+        values["size_bytes"] = measure_disk(layout)
+        values["segments"] = len(layout.list_unsettled(layout.read_manifest()))
+        values["settle_lag_s"] = max([0.0, *(time.time() - begin_s for begin_s in since_s)])
+    return values
 
 
 def _count_rollouts(store: Store) -> dict[str, int]:
     query = "SELECT status, count(DISTINCT rollout_id) AS n FROM rollouts GROUP BY 1"
-    found = {row["status"]: int(row["n"]) for row in read_overview(store.source, query)}
-    return {name: found.get(name, 0) for name in _STATUSES}
+    counts = {row["status"]: int(row["n"]) for row in read_overview(store.source, query)}
+    return {name: counts.get(name, 0) for name in _STATUSES}
 
 
-def _write_metrics(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the metrics in the text format.
-
-    Source: Prometheus, "Exposition formats", text format 0.0.4.
-    """
+def _write_metrics(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the metrics in Prometheus's text format 0.0.4, see "Exposition formats"."""
     table: Sequence[tuple[str, str, str, Any]] = (
-        ("spans_stored_total", "Spans kept, those sent twice counted twice.", "", found["stored"]),
+        ("spans_stored_total", "Spans kept, those sent twice counted twice.", "", facts["stored"]),
         ("spans_rejected_total", "Spans that were not kept, by reason.", "reason",
-         found["rejected"]),
+         facts["rejected"]),
         ("requests_refused_total", "Requests not served, by status of HTTP.", "status",
-         found["refused"]),
-        ("feedback_pending", "Feedback that waits for what it judges.", "", found["pending"]),
+         facts["refused"]),
+        ("feedback_pending", "Feedback that waits for what it judges.", "", facts["pending"]),
         ("feedback_pending_oldest_seconds", "For how long the oldest of it has waited.", "",
-         found["oldest_s"] or 0.0),
-        ("rollouts", "Recorded rollouts, by status.", "status", found["rollouts"]),
-        ("queue_rollouts", "Rollouts in the queue, by status.", "status", found["queued"]),
+         facts["oldest_s"] or 0.0),
+        ("rollouts", "Recorded rollouts, by status.", "status", facts["rollouts"]),
+        ("queue_rollouts", "Rollouts in the queue, by status.", "status", facts["queued"]),
         ("training_requests", "Training that was asked for, by status.", "status",
-         found["training_requests"]),
-        ("store_size_bytes", "Size of the store's files.", "", found["size_bytes"]),
-        ("store_unsettled_segments", "Segments that are not settled.", "", found["segments"]),
+         facts["training_requests"]),
+        ("store_size_bytes", "Size of the store's files.", "", facts["size_bytes"]),
+        ("store_unsettled_segments", "Segments that are not settled.", "", facts["segments"]),
         ("settle_lag_seconds", "How long the oldest closed segment waits to be settled.", "",
-         found["settle_lag_s"]),
+         facts["settle_lag_s"]),
     )  # fmt: skip
     for name, text, label, values in table:
         name = f"lightning_otel_{name}"
         kind = "counter" if name.endswith("_total") else "gauge"
         yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
         for value, count in sorted(values.items()) if label else [("", values)]:
-            named = f'{{{label}="{value.translate(_ESCAPES)}"}}' if label else ""
-            yield f"{name}{named} {count}\n"
+            labels = f'{{{label}="{value.translate(_ESCAPES)}"}}' if label else ""
+            yield f"{name}{labels} {count}\n"

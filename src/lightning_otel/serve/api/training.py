@@ -206,15 +206,15 @@ class OptimizeResponse(ResponseModel):
 )
 def trigger(request: Request, params: TriggerBody) -> tuple[RequestResponse, int]:
     """Ask for training, which a worker does: `lightning-otel train --worker`."""
-    found = _put_request(request, params, _read_key(request, params.idempotency_key))
-    return found, 202 if found.is_new else 200
+    job = _put_request(request, params, _read_key(request, params.idempotency_key))
+    return job, 202 if job.is_new else 200
 
 
 @operation("GET", "/training/requests/{request_id}", {404: "There is none."})
 def requested(request: Request) -> RequestResponse:
     """Read one request for training as it stands."""
-    found = request.app.state.repositories.requests.get(request.path_params["request_id"])
-    return RequestResponse.of(found)
+    job = request.app.state.repositories.requests.get(request.path_params["request_id"])
+    return RequestResponse.of(job)
 
 
 @operation("GET", "/training/status")
@@ -222,19 +222,19 @@ def status(request: Request, params: StatusQuery) -> TrainingResponse:
     """Tell totals, average reward and the rewarded share, by category; runs and requests."""
     state, repositories = request.app.state, request.app.state.repositories
     store: Store = state.store
-    found = state.totals.of(store, count_totals)
+    totals = state.totals.of(store, count_totals)
     runs = repositories.runs.all()
-    total = TotalsResponse.of(found.total).model_dump()
+    total = TotalsResponse.of(totals.total).model_dump()
     return TrainingResponse(
-        **{**total, "average_reward": found.total.average_reward or 0.0},
+        **{**total, "average_reward": totals.total.average_reward or 0.0},
         agent_lightning_available=True,
         store_available=store.layout is None or store.layout.exists(),
         trainer_available=repositories.requests.has_worker(),
-        categories={name: TotalsResponse.of(each) for name, each in found.categories.items()},
+        categories={name: TotalsResponse.of(entry) for name, entry in totals.categories.items()},
         pending_feedback=repositories.pending.waiting().count,
-        runs=[RunResponse.of(each) for each in runs[: params.limit]],
+        runs=[RunResponse.of(run) for run in runs[: params.limit]],
         run_count=len(runs),
-        requests=[RequestResponse.of(each) for each in repositories.requests.all(params.limit)],
+        requests=[RequestResponse.of(job) for job in repositories.requests.all(params.limit)],
         request_counts={str(name): n for name, n in repositories.requests.counts().items()},
     )
 
@@ -251,12 +251,12 @@ def status(request: Request, params: StatusQuery) -> TrainingResponse:
 def optimize(request: Request, params: OptimizeBody) -> tuple[OptimizeResponse, int]:
     """Find the best version known for a kind of task; with `train`, ask for a search as well."""
     key = _read_key(request, params.idempotency_key)
-    found = _find_best(request, params)
-    if params.prompt is not None and found.optimized_prompt is not None:
-        _record_prompt(request, params, found)
+    answer = _find_best(request, params)
+    if params.prompt is not None and answer.optimized_prompt is not None:
+        _record_prompt(request, params, answer)
     if params.train:
-        found.request = _put_request(request, params, key)
-    return found, 202 if found.request is not None and found.request.is_new else 200
+        answer.request = _put_request(request, params, key)
+    return answer, 202 if answer.request is not None and answer.request.is_new else 200
 
 
 def _put_request(
@@ -264,62 +264,61 @@ def _put_request(
 ) -> RequestResponse:
     algorithm = params.algorithm or ""
     if algorithm and algorithm not in algorithms.names():
-        known = ", ".join(algorithms.names())
-        raise RefusalError(400, f"there is no algorithm {algorithm!r}; there are {known}")
-    given = params.model_dump(include=_SETTINGS, exclude_none=True)
-    settings = {name: value for name, value in given.items() if value != {}}
+        names = ", ".join(algorithms.names())
+        raise RefusalError(400, f"there is no algorithm {algorithm!r}; there are {names}")
+    options = params.model_dump(include=_SETTINGS, exclude_none=True)
+    settings = {name: value for name, value in options.items() if value != {}}
     write_json(settings, "options", _MOST_SETTINGS)
     if not all(map(str.isidentifier, params.options)):
         raise RefusalError(400, "an option's name is a word, such as learning_rate")
     try:
-        made, is_new = request.app.state.repositories.requests.put(
+        job, is_new = request.app.state.repositories.requests.put(
             algorithm, category=params.category, settings=settings, idempotency_key=key
         )
     except ConfigError as exc:
         raise RefusalError(409, str(exc)) from exc
-    return RequestResponse.of(made).model_copy(update={"is_new": is_new})
+    return RequestResponse.of(job).model_copy(update={"is_new": is_new})
 
 
-def _read_key(request: Request, given: str | None) -> str | None:
+def _read_key(request: Request, key: str | None) -> str | None:
     header = request.headers.get(_HEADER)
     if header is None:
-        return given
+        return key
     header = header.strip()
     if not 0 < len(header) <= 200 or not header.isprintable() or not header.isascii():
         raise RefusalError(400, "Idempotency-Key is 1 to 200 printable characters")
-    if given is not None and given != header:
+    if key is not None and key != header:
         raise RefusalError(400, "Idempotency-Key and idempotency_key differ; send one")
     return header
 
 
-def _record_prompt(request: Request, params: OptimizeBody, found: OptimizeResponse) -> None:
-    """Keep a prompt and what it became as a rollout of one step, which feedback may judge."""
+def _record_prompt(request: Request, params: OptimizeBody, answer: OptimizeResponse) -> None:
     state = request.app.state
-    found.task_id = f"rollout-{secrets.token_hex(8)}"
+    answer.task_id = f"rollout-{secrets.token_hex(8)}"
     task = {"prompt": params.prompt, "category": params.category, "model": params.model}
     stamps: dict[str, Any] = {
-        c.ROLLOUT_ID: found.task_id,
+        c.ROLLOUT_ID: answer.task_id,
         c.ATTEMPT_ID: "1",
         c.AGENT_NAME: _AGENT,
         c.RECEIVED: f"http:{request.client.host if request.client else ''}",
     }
     if params.model:
         stamps[c.REQUEST_MODEL] = params.model
-    if found.resource is not None:
-        used = {found.resource.name: str(found.resource.version)}
-        stamps[c.RESOURCES] = resources_text({"*": used})
+    if answer.resource is not None:
+        versions = {answer.resource.name: str(answer.resource.version)}
+        stamps[c.RESOURCES] = resources_text({"*": versions})
     now_ns, trace_id, root_id = time.time_ns(), secrets.token_hex(16), secrets.token_hex(8)
-    seen_id, found.span_id = secrets.token_hex(8), secrets.token_hex(8)
-    seen, made = (
+    seen_id, answer.span_id = secrets.token_hex(8), secrets.token_hex(8)
+    prompt, output = (
         {c.OBJECT_TYPE: "str", c.OBJECT_LITERAL: str(text)}
-        for text in (params.prompt, found.optimized_prompt)
+        for text in (params.prompt, answer.optimized_prompt)
     )
     root = {c.OPERATION_NAME: _AGENT, c.TASK: json.dumps(task, ensure_ascii=False)}
     spans = [
         Span(trace_id, span_id, parent, name, start_ns, end_ns, attributes={**stamps, **more})
         for span_id, parent, name, start_ns, end_ns, more in (
-            (seen_id, root_id, c.SPAN_OBSERVATION, now_ns + 1, now_ns + 1, seen),
-            (found.span_id, root_id, c.SPAN_ACTION, now_ns + 2, now_ns + 2, made),
+            (seen_id, root_id, c.SPAN_OBSERVATION, now_ns + 1, now_ns + 1, prompt),
+            (answer.span_id, root_id, c.SPAN_ACTION, now_ns + 2, now_ns + 2, output),
             (root_id, None, c.SPAN_ROLLOUT, now_ns, now_ns + 3, root),
         )
     ]
@@ -328,7 +327,7 @@ def _record_prompt(request: Request, params: OptimizeBody, found: OptimizeRespon
     after = read_store_fingerprint(state.store)
     if len(state.rollout_by_span) >= _MOST_ANSWERS:
         state.rollout_by_span.clear()
-    state.rollout_by_span[found.span_id] = found.task_id
+    state.rollout_by_span[answer.span_id] = answer.task_id
     for fresh in list(state.learned_reads.values()):
         fresh.keep_valid(before, after)  # of a rollout without a reward nothing is learnt
 
@@ -341,7 +340,7 @@ def _cache_of(request: Request, *key: str | None) -> CachedRead[Any]:
 
 
 def _find_best(request: Request, params: OptimizeBody) -> OptimizeResponse:
-    found = OptimizeResponse(
+    answer = OptimizeResponse(
         category=params.category, resource=None, optimized_prompt=params.prompt, earned=None,
         versions=[], is_general=False, reason="", request=None,
     )  # fmt: skip
@@ -354,21 +353,21 @@ def _find_best(request: Request, params: OptimizeBody) -> OptimizeResponse:
             resources=request.app.state.repositories.resources,
             store=request.app.state.store,
             rewards_of=lambda store, name, model: _cache_of(request, "rewards", name, model).of(
-                store, lambda each: rewards_by_version(each, name, model)
+                store, lambda opened: rewards_by_version(opened, name, model)
             ),
         )
     except NotFoundError as exc:
-        found.reason = str(exc)
-        _add_words(request, params, found)
-        return found
-    found.resource = VersionResponse.of(best.resource)
-    found.earned = best.earned and EarnedResponse.of(best.earned)
+        answer.reason = str(exc)
+        _add_words(request, params, answer)
+        return answer
+    answer.resource = VersionResponse.of(best.resource)
+    answer.earned = best.earned and EarnedResponse.of(best.earned)
     if best.earned is not None:
-        found.quality_score = 50 * (1 + max(-1.0, min(1.0, best.earned.mean)))
-    found.versions = [EarnedResponse.of(each) for each in best.versions]
-    found.is_general = best.is_general
+        answer.quality_score = 50 * (1 + max(-1.0, min(1.0, best.earned.mean)))
+    answer.versions = [EarnedResponse.of(version) for version in best.versions]
+    answer.is_general = best.is_general
     if best.earned is None:
-        found.reason = (
+        answer.reason = (
             f"fewer than {params.min_rollouts} rewarded rollouts of any version that was not "
             "withdrawn: the live one"
         )
@@ -376,17 +375,16 @@ def _find_best(request: Request, params: OptimizeBody) -> OptimizeResponse:
         prompt = best.resource.prompt
         names = prompt.placeholders
         if params.prompt is None:
-            found.optimized_prompt = prompt.template
+            answer.optimized_prompt = prompt.template
         elif len(names) == 1:
-            found.optimized_prompt = prompt.format(**{names[0]: params.prompt})
+            answer.optimized_prompt = prompt.format(**{names[0]: params.prompt})
         else:  # instructions: they come before the prompt, and not instead of it
-            _add_words(request, params, found)
-            found.optimized_prompt = f"{prompt.template}\n\n{found.optimized_prompt}"
-    return found
+            _add_words(request, params, answer)
+            answer.optimized_prompt = f"{prompt.template}\n\n{answer.optimized_prompt}"
+    return answer
 
 
-def _add_words(request: Request, params: OptimizeBody, found: OptimizeResponse) -> None:
-    """Add to a prompt the words that better answers of its category share, and say so."""
+def _add_words(request: Request, params: OptimizeBody, answer: OptimizeResponse) -> None:
     if params.prompt is None:
         return
     category, model = params.category, params.model
@@ -395,6 +393,6 @@ def _add_words(request: Request, params: OptimizeBody, found: OptimizeResponse) 
     )
     words = missing_words(params.prompt, learnt)
     if words:
-        found.optimized_prompt = ", ".join([params.prompt, *words])
+        answer.optimized_prompt = ", ".join([params.prompt, *words])
         reason = f"better answers share the words {', '.join(words)}"
-        found.reason = "; ".join(filter(None, [found.reason, reason]))
+        answer.reason = "; ".join(filter(None, [answer.reason, reason]))

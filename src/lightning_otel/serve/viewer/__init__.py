@@ -1,9 +1,8 @@
 """The viewer: pages of HTML over a store, read with the key.
 
-A page is a module with ``ROUTES`` and a template of its name; what it reads is a function of the
-store, and :mod:`page` does the rest. Model text is text: every template escapes, Markdown makes
-paragraphs, lists and tables, and nothing in here makes a link of what a span holds, or asks
-another host for an image.
+A page is a module with ``ROUTES`` and a template of its name; :mod:`page` does the rest. Model text
+is text: every template escapes, Markdown makes paragraphs, lists and tables, and nothing makes a
+link of what a span holds, or asks another host for an image.
 """
 
 from typing import Final

@@ -30,9 +30,8 @@ def _choose_format(request: Request) -> str:
 
 
 def _list_options(name: str) -> tuple[Format, dict[str, Filter]]:
-    """Return a format, and the options of an export to it, its own first."""
-    made = formats.get(name)
-    return made, {**list_format_options(made), **TRANSITIONS}
+    format = formats.get(name)
+    return format, {**list_format_options(format), **TRANSITIONS}
 
 
 def _deliver_feedback(request: Request) -> None:
@@ -47,43 +46,42 @@ async def export(request: Request) -> Response:
 
     def work(store: Store) -> Mapping[str, object]:
         _deliver_feedback(request)
-        made, filters = _list_options(name)
+        format, filters = _list_options(name)
         fields: dict[str, object] = {
             "title": f"Export as {name}",
             "format": name,
-            "made": made,
+            "made": format,
             "formats": list_formats(),
             "filters": filters,
         }
-        asked = read_selection(request, store, ("format",), filters)
-        fields["shared"] = asked.query
+        selection = read_selection(request, store, ("format",), filters)
+        fields["shared"] = selection.query
         if page.faults_of(request):
             return fields
-        done = _count_rows(request, store, name, asked.keywords)
+        exported = _count_rows(request, store, name, selection.keywords)
         return {
             **fields,
-            "done": done,
-            "lost": sum(each.noun == "call" for each in done.report.dropped),
+            "done": exported,
+            "lost": sum(drop.noun == "call" for drop in exported.report.dropped),
             "query_of": {**request.query_params, "format": name},
-            "command": asked.command(store, name),
+            "command": selection.command(store, name),
         }
 
     return await page.answer(request, "export.html", work, is_long=True)
 
 
 def _count_rows(request: Request, store: Store, name: str, keywords: Mapping[str, Any]) -> Exported:
-    """Count the rows that would be written, once while the store stays as it is."""
     if store.layout is None:
         return store.export(name, None, **keywords)
     store.layout.require()
     counts: dict[str, tuple[Snapshot, Exported]] = request.app.state.export_counts
     key, snapshot = repr((name, sorted(keywords.items()))), Snapshot.take(store.layout).fix()
-    known = counts.get(key)
-    if known is None or known[0] != snapshot:
+    cached = counts.get(key)
+    if cached is None or cached[0] != snapshot:
         if len(counts) > _MOST_COUNTS:
             counts.clear()
-        known = counts[key] = snapshot, store.export(name, None, **keywords)
-    return known[1]
+        cached = counts[key] = snapshot, store.export(name, None, **keywords)
+    return cached[1]
 
 
 async def download(request: Request) -> Response:

@@ -1,7 +1,6 @@
 """The first page: whether it learns, the data funnel, what is newest.
 
-The curve and the funnel look at the whole store: they are parts of their own, which come when the
-page is there already.
+The curve and the funnel look at the whole store: they come when the page is there already.
 """
 
 from collections.abc import Iterator, Mapping
@@ -98,10 +97,10 @@ def _summarize(store: Store, *, period: str) -> Mapping[str, object]:
 def _draw_curve(store: Store, *, by: str, metric: str) -> Mapping[str, object]:
     # What training runs logged has names of its own.
     query = PlotQuery(() if by == _LOGGED else (metric,), axis=by)  # type: ignore[arg-type]  # one of _AXES
-    found = read_charts(store, query)
+    charts = read_charts(store, query)
     # What plot draws is escaped by it, and holds no script, link or style.
-    drawn = Markup(svg(found, is_styled=False))
-    return {**_name_curve(by, metric), "drawn": drawn, "has_values": any(c.series for c in found)}
+    drawn = Markup(svg(charts, is_styled=False))
+    return {**_name_curve(by, metric), "drawn": drawn, "has_values": any(c.series for c in charts)}
 
 
 def _name_curve(by: str, metric: str) -> Mapping[str, object]:
@@ -128,7 +127,6 @@ def _read_funnel(store: Store) -> Mapping[str, object]:
 
 
 def _list_steps(report: Report) -> Iterator[dict[str, object]]:
-    """Yield the lines of the funnel, each with its share of what it is a part of."""
     for name, number, whole, note, lost, path in (
         ("Spans", report.spans, 0, "", "", ""),
         ("Rollouts", report.rollouts, 0, "", "", ""),

@@ -1,8 +1,4 @@
-"""Pages: read in a thread, rendered there, refused with a reason.
-
-The address is the state: a page is a function of its path and query, which the helpers in here
-read and change.
-"""
+"""Pages: read in a thread, rendered there, refused with a reason. The address is the state."""
 
 import asyncio
 import math
@@ -66,7 +62,7 @@ class Readers:
     def __init__(
         self, at_once: int = _AT_ONCE, make_room: Callable[[], None] = lambda: None
     ) -> None:
-        """Allow so many; none is started yet. ``make_room`` is called before each read."""
+        """Allow so many; ``make_room`` is called before each read."""
         self._at_once = at_once
         self._make_room = make_room
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="viewer")
@@ -98,24 +94,21 @@ async def run(
     is_long: bool = False,
     readers: Readers | None = None,
 ) -> T:
-    """Call a function of the store in a thread and return its result.
+    """Call a function of the store in a reader's thread and return its result.
 
-    Args:
-        request: What was asked.
-        work: The function; it is given the store as of now, and keeps nothing of it open.
-        is_long: Whether it looks at the whole store: it waits for others such, and no page for it.
-        readers: Whose threads; by default those of all who have the key.
+    One that ``is_long`` looks at the whole store: it waits for others such, and no page for it.
+    ``readers`` are by default those of all who have the key.
     """
     state = request.app.state
-    own = state.long_readers if is_long else state.readers
-    return await _run_unless_left(request, (readers or own).run(partial(work, state.store)))
+    threads = state.long_readers if is_long else state.readers
+    return await _run_unless_left(request, (readers or threads).run(partial(work, state.store)))
 
 
 def require_state(request: Request, what: str) -> Any:
     """Return the state beside the store that is looked at; to look never makes one.
 
     Raises:
-        StoreMissingError: There is none, and so not what is looked for, such as ``rollout 'r1'``.
+        StoreMissingError: There is none, and so not ``what`` is looked for, such as a rollout.
     """
     repositories = request.app.state.repositories
     if not repositories.is_made:
@@ -152,22 +145,17 @@ async def answer(
     status: int = 200,
     is_long: bool = False,
 ) -> Response:
-    """A page, or a part of one.
+    """Answer with a page, or a part of one.
 
-    Args:
-        request: What was asked.
-        template: Its name in ``templates/``; it extends ``base.html`` unless it is a part.
-        read: Gives what the template shows; runs in a thread.
-        title: Of the page; what ``read`` gives as ``title`` counts more.
-        status: Of HTTP.
-        is_long: As :func:`run` takes it.
+    ``read`` gives, in a thread, what the template in ``templates/`` shows; its ``title`` counts
+    more.
     """
 
     def work(store: Store) -> bytes:
         # In the thread, too: a long page takes its time to be made.
-        told = read(at_moment(store))
+        content = read(at_moment(store))
         return _encode_page(
-            render(request, template, {"title": title, "store_name": store.name, **told})
+            render(request, template, {"title": title, "store_name": store.name, **content})
         )
 
     body = await run(request, work, is_long=is_long)
@@ -177,14 +165,14 @@ async def answer(
 def refused(request: Request, refusal: RefusalError) -> Response:
     """The page that says why something is not shown."""
     what, _, remedy = str(refusal).partition("; ")
-    shown = {
+    content = {
         "title": _TITLES.get(refusal.status, "Not served"),
         "status": refusal.status,
         "what": what,
         "remedy": remedy,
         "store_name": "",  # who has no key learns nothing
     }
-    text = render(request, "refused.html", shown)
+    text = render(request, "refused.html", content)
     return HTMLResponse(_encode_page(text), refusal.status, {**_HEADERS, **refusal.headers})
 
 
@@ -231,7 +219,7 @@ def refuse_field(request: Request, name: str, what: str) -> None:
 
 def url(request: Request, **changes: object) -> str:
     """The address of this page with values of its query changed; None takes one out."""
-    query = [each for each in request.query_params.multi_items() if each[0] not in changes]
+    query = [item for item in request.query_params.multi_items() if item[0] not in changes]
     query += [(name, str(value)) for name, value in changes.items() if value is not None]
     path = request.url.path
     return f"{path}?{urlencode(query)}" if query else path
@@ -239,52 +227,52 @@ def url(request: Request, **changes: object) -> str:
 
 def integer(request: Request, name: str, default: int, least: int, most: int) -> int:
     """A whole number of the query."""
-    given = request.query_params.get(name, "")
-    if not given:
+    value = request.query_params.get(name, "")
+    if not value:
         return default
-    if re.fullmatch(r"-?[0-9]{1,19}", given) is None or not least <= int(given) <= most:
+    if re.fullmatch(r"-?[0-9]{1,19}", value) is None or not least <= int(value) <= most:
         raise RefusalError(400, f"{name} is not a whole number from {least} to {most}; change it")
-    return int(given)
+    return int(value)
 
 
-def show_part(request: Request, every: Sequence[T]) -> dict[str, Any]:
+def show_part(request: Request, items: Sequence[T]) -> dict[str, Any]:
     """Show the page of a list that the address names, as the templates of lists take it."""
     number = integer(request, "page", 1, 1, 10_000_000)
-    shown = every[(number - 1) * ROWS : number * ROWS]
-    return {"rows": shown, "total": len(every), "size": ROWS, "number": number}
+    rows = items[(number - 1) * ROWS : number * ROWS]
+    return {"rows": rows, "total": len(items), "size": ROWS, "number": number}
 
 
 def choice(request: Request, name: str, among: tuple[str, ...]) -> str:
     """One of some words of the query; the first one by default."""
-    given = request.query_params.get(name) or among[0]
-    if given not in among:
+    value = request.query_params.get(name) or among[0]
+    if value not in among:
         refuse_field(request, name, f"unknown value; use one of {', '.join(filter(None, among))}")
         return among[0]
-    return given
+    return value
 
 
 def text(request: Request, name: str, default: str = "") -> str:
     """A text of the query, without spaces around it."""
-    given = request.query_params.get(name, default).strip()
-    if len(given) > _TEXT or "\0" in given:
+    value = request.query_params.get(name, default).strip()
+    if len(value) > _TEXT or "\0" in value:
         refuse_field(request, name, f"not a text of at most {_TEXT} characters; shorten it")
         return default
-    return given
+    return value
 
 
 def parse_number(name: str, text: str) -> float:
-    """A finite number.
+    """Return a finite number.
 
     Raises:
         ConfigError: The text is none.
     """
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
+        number = math.nan
+    if not math.isfinite(number):
         raise ConfigError(f"{name} is {text[:40]!r}, which is not a number; use one such as 0.5")
-    return found
+    return number
 
 
 _PARSERS: Final[Mapping[type, tuple[Callable[[str, str], object], str]]] = {
@@ -304,14 +292,14 @@ async def answer_list(
 ) -> Response:
     """A page of a view's rows, as the filters, order and number in its address say."""
     number = integer(request, "page", 1, 1, 10_000_000)
-    wanted, sort = read_filters(request, view.filters), sort_of(request, view)
-    shown = {"filters": view.filters, "number": number, "size": ROWS, **more}
+    values, sort = read_filters(request, view.filters), sort_of(request, view)
+    content = {"filters": view.filters, "number": number, "size": ROWS, **more}
 
     def read(store: Store) -> Mapping[str, object]:
         if faults_of(request):
-            return shown
-        rows, total, _ = view.read(store, wanted, limit=ROWS, offset=(number - 1) * ROWS, sort=sort)
-        return {**shown, "rows": rows, "total": total}
+            return content
+        rows, total, _ = view.read(store, values, limit=ROWS, offset=(number - 1) * ROWS, sort=sort)
+        return {**content, "rows": rows, "total": total}
 
     return await answer(request, template, read, title=title)
 
@@ -321,31 +309,28 @@ def read_filters(
     filters: Mapping[str, Filter],
     others: Collection[str] = ("page", "sort", "of"),
 ) -> dict[str, Any]:
-    """Read the values of filters from the query, in which other names may stand, and no more.
-
-    A filter that is not set is None.
-    """
-    known = (*filters, *others)
+    """Return filters' values, None if not set; a query has no names besides ``others``."""
+    names = (*filters, *others)
     for name in request.query_params:
-        if name not in known:
-            advice = suggest_name(name, known).removesuffix("?")
+        if name not in names:
+            advice = suggest_name(name, names).removesuffix("?")
             refuse_field(request, name[:60], f"unknown; {advice}")
 
-    def read(name: str, each: Filter) -> object:
-        if each.kind in _PARSERS:
-            (parse, fault), given = _PARSERS[each.kind], text(request, name)
+    def read(name: str, option: Filter) -> object:
+        if option.kind in _PARSERS:
+            (parse, fault), value = _PARSERS[option.kind], text(request, name)
             try:
-                return parse(name, given) if given else None
+                return parse(name, value) if value else None
             except (ConfigError, ValueError):
                 refuse_field(request, name, fault)
                 return None
-        if each.kind is bool:
+        if option.kind is bool:
             return {"yes": True, "no": False}.get(choice(request, name, ("", "yes", "no")))
-        if each.choices:
-            return choice(request, name, ("", *each.choices)) or None
-        if each.kind is tuple:
+        if option.choices:
+            return choice(request, name, ("", *option.choices)) or None
+        if option.kind is tuple:
             texts = map(str.strip, text(request, name).split(","))
             return tuple(filter(None, texts)) or None
         return text(request, name) or None
 
-    return {name: read(name, each) for name, each in filters.items()}
+    return {name: read(name, filter) for name, filter in filters.items()}

@@ -41,10 +41,10 @@ async def resources(request: Request) -> Response:
     repositories = request.app.state.repositories
 
     def read(_: Store) -> Mapping[str, object]:
-        every = repositories.resources.names() if repositories.is_made else []
-        shown = page.show_part(request, every)
-        rows = [describe_resource(repositories.resources, name) for name in shown["rows"]]
-        return {**shown, "rows": rows}
+        names = repositories.resources.names() if repositories.is_made else []
+        part = page.show_part(request, names)
+        rows = [describe_resource(repositories.resources, name) for name in part["rows"]]
+        return {**part, "rows": rows}
 
     return await page.answer(request, "resources.html", read, title="Resources")
 
@@ -58,21 +58,21 @@ async def resource(request: Request) -> Response:
         last_move = opened.last_move(name)  # first: a form refuses what moves from now on
         versions = opened.versions(name)[::-1]
         aliases = dict(sorted(opened.aliases(name).items(), key=_live_first))
-        shown = page.show_part(request, versions)
-        texts = {each.version: show_value("\n".join(_lines_of(each))) for each in shown["rows"]}
-        live = next((each for each in versions if each.version == aliases.get("live")), None)
+        part = page.show_part(request, versions)
+        texts = {row.version: show_value("\n".join(_lines_of(row))) for row in part["rows"]}
+        live = next((row for row in versions if row.version == aliases.get("live")), None)
         return {
             "title": name,
             "name": name,
             "kind": versions[0].kind,
-            **shown,
+            **part,
             "aliases": aliases,
             "last_move": last_move,
             "by_version": _group_aliases(aliases),
             "share": opened.canary_weight(name),
             "previous": opened.previous(name),
             "withdrawn": opened.withdrawn(name),
-            "numbers": [each.version for each in versions],
+            "numbers": [version.version for version in versions],
             "live": live,
             "live_text": show_value("\n".join(_lines_of(live))) if live else None,
             "text": texts,
@@ -94,14 +94,14 @@ async def using(request: Request) -> Response:
 
     def read(store: Store) -> Mapping[str, object]:
         versions = _open(request).versions(name)
-        found = count_uses(name, connect_overview(store.source))
-        kept = [found[each.version] for each in versions[::-1] if each.version in found]
+        uses = count_uses(name, connect_overview(store.source))
+        rows = [uses[version.version] for version in versions[::-1] if version.version in uses]
         return {
             "title": f"Usage of {name}",
             "name": name,
-            "rows": kept[: page.ROWS],
-            "total": len(kept),
-            "never": len(versions) - len(kept),
+            "rows": rows[: page.ROWS],
+            "total": len(rows),
+            "never": len(versions) - len(rows),
         }
 
     return await page.answer(request, "resource_uses.html", read, is_long=True)
@@ -110,30 +110,28 @@ async def using(request: Request) -> Response:
 def count_uses(name: str, con: Reader) -> dict[int, dict[str, Any]]:
     """Count the use of each version; a rollout made with several counts for none.
 
-    Args:
-        name: The resource.
-        con: A connection of :func:`~lightning_otel.store.source.connect_overview`.
+    ``con`` is one of :func:`~lightning_otel.store.source.connect_overview`.
     """
     from lightning_otel.resources.comparison import read_last_attempts, read_version
 
-    found: dict[int, dict[str, Any]] = {}
+    uses: dict[int, dict[str, Any]] = {}
     for row in Query(con, _USES).dicts():
         version = read_version(name, row["agent"], row["resources"])
         if version is not None:
             new = {"version": version, "rollouts": 0, "rewards": [], "agents": set(), "last_ns": 0}
-            use = found.setdefault(version, new)
+            use = uses.setdefault(version, new)
             use["agents"].add(row["agent"])
             use["last_ns"] = max(use["last_ns"], row["last_ns"])
     rewards = read_rollout_rewards(con)
     for attempt in read_last_attempts(name, con):
         if attempt.version is not None:
-            use = found[attempt.version]
+            use = uses[attempt.version]
             use["rollouts"] += 1
             use["rewards"] += [rewards[attempt.rollout_id]] if attempt.rollout_id in rewards else []
-    for use in found.values():
+    for use in uses.values():
         earned = use["rewards"]
         use["mean"], use["error"] = mean_of(earned) if earned else None, standard_error(earned)
-    return found
+    return uses
 
 
 async def diff(request: Request) -> Response:
@@ -161,9 +159,9 @@ async def diff(request: Request) -> Response:
         if left_out:
             of_a, of_b = of_a[: _LINES // 2], of_b[: _LINES // 2]
         lines = compare_lines(of_a, of_b)
-        found, refusal = None, ""
+        comparison, refusal = None, ""
         try:
-            found = opened.compare(
+            comparison = opened.compare(
                 name, first.version, second.version, store, is_paired=None if is_paired else False
             )
         except ConfigError as exc:
@@ -173,7 +171,7 @@ async def diff(request: Request) -> Response:
             "name": name,
             "a": first,
             "b": second,
-            "numbers": [each.version for each in versions][::-1],
+            "numbers": [version.version for version in versions][::-1],
             "last_move": last_move,
             "by_version": _group_aliases(aliases),
             "lines": lines if is_whole else fold_lines(lines),
@@ -181,64 +179,65 @@ async def diff(request: Request) -> Response:
             "is_whole": is_whole,
             "is_paired": is_paired,
             "is_same": of_a == of_b and not left_out,
-            "comparison": found,
+            "comparison": comparison,
             "refusal": refusal,
-            **(_pick_pairs(store, found) if found else {"pairs": (), "scale": None}),
+            **(_pick_pairs(store, comparison) if comparison else {"pairs": (), "scale": None}),
         }
 
     return await page.answer(request, "resource_diff.html", read)
 
 
-def _pick_pairs(store: Store, found: "Comparison") -> Mapping[str, object]:
-    """The tasks that differ most, with what they were, and where all of them lie on a scale."""
-    pairs = sorted(found.pairs, key=lambda pair: pair.difference)
-    shown = pairs
+def _pick_pairs(store: Store, comparison: "Comparison") -> Mapping[str, object]:
+    """Return the tasks that differ most, and where all of them lie on a scale."""
+    pairs = sorted(comparison.pairs, key=lambda pair: pair.difference)
+    sample = pairs
     if len(pairs) > page.ROWS:
-        shown = [*pairs[: page.ROWS // 2], *pairs[-(page.ROWS // 2) :]]
-    ids = [pair.rollouts_b[0] for pair in shown]
+        sample = [*pairs[: page.ROWS // 2], *pairs[-(page.ROWS // 2) :]]
+    ids = [pair.rollouts_b[0] for pair in sample]
     tasks = {row["rollout_id"]: row["task"] for row in store.sql(_TASKS, [ids])} if ids else {}
     return {
-        "pairs": [(pair, cut(task_words(tasks.get(pair.rollouts_b[0])), _TASK)) for pair in shown],
+        "pairs": [(pair, cut(task_words(tasks.get(pair.rollouts_b[0])), _TASK)) for pair in sample],
         "pairs_total": len(pairs),
-        "scale": _make_scale(found),
+        "scale": _make_scale(comparison),
     }
 
 
-def _make_scale(found: "Comparison") -> Mapping[str, object]:
-    """Differences as places in a picture, 20 to 700: the dots are tasks, with how many each."""
-    held = [pair.difference for pair in found.pairs]
-    least, most = widened(min(0.0, found.low, *held), max(0.0, found.high, *held))
+def _make_scale(comparison: "Comparison") -> Mapping[str, object]:
+    """Return differences as places in a picture, 20 to 700: dots are tasks, with how many each."""
+    differences = [pair.difference for pair in comparison.pairs]
+    low, high = comparison.low, comparison.high
+    least, most = widened(min(0.0, low, *differences), max(0.0, high, *differences))
 
     def place(value: float) -> float:
         return round(20 + 680 * share(value, least, most), 1)
 
     counts: dict[float, int] = {}
-    for each in held:
-        at = round(place(each) / 4) * 4
+    for difference in differences:
+        at = round(place(difference) / 4) * 4
         counts[at] = counts.get(at, 0) + 1
-    named = {"zero": 0.0, "low": found.low, "high": found.high, "mean": found.difference}
-    places = {name: place(value) for name, value in named.items()}
+    marks = {"zero": 0.0, "low": low, "high": high, "mean": comparison.difference}
+    places = {name: place(value) for name, value in marks.items()}
     return {**places, "dots": sorted(counts.items()), "least": least, "most": most}
 
 
 async def change_aliases(request: Request) -> Response:
     """Do what a form asks for, and show the resource."""
     name = request.path_params["name"]
-    given = await form(request)
-    await page.run(request, lambda _: _move_aliases(_open(request), name, given))
+    fields = await form(request)
+    await page.run(request, lambda _: _move_aliases(_open(request), name, fields))
     return page.see(page_path("resources", name))
 
 
-def _move_aliases(opened: "Resources", name: str, given: Mapping[str, str]) -> None:
-    act, text = given.get("act", ""), given.get("last_move", "")
+def _move_aliases(opened: "Resources", name: str, fields: Mapping[str, str]) -> None:
+    act, text = fields.get("act", ""), fields.get("last_move", "")
     last_move = int(text) if text.isdecimal() and len(text) < 19 else -1  # -1: never a move
     if act == "promote":
         opened.promote(name, last_move=last_move)
     elif act == "rollback":
         opened.rollback(name, last_move=last_move)
     elif act == "alias":
-        alias, weight = given.get("alias", "").strip(), given.get("weight", "").strip()
-        version = given.get("version", "").strip()
+        alias, weight = fields.get("alias", "").strip(), fields.get("weight", "").strip()
+        version = fields.get("version", "").strip()
         if version != "none" and (not version.isdecimal() or len(version) > 9):
             raise ConfigError(f"version is {version[:40]!r}; name its number, or none")
         share = page.parse_number("weight", weight) if weight else None
@@ -261,10 +260,10 @@ def _lines_of(resource: Any) -> list[str]:
 
 
 def _group_aliases(aliases: Mapping[str, int]) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
+    names: dict[int, list[str]] = {}
     for alias, version in sorted(aliases.items(), key=_live_first):
-        found.setdefault(version, []).append(alias)
-    return found
+        names.setdefault(version, []).append(alias)
+    return names
 
 
 def _live_first(item: tuple[str, int]) -> tuple[bool, str]:

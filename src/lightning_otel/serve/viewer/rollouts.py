@@ -67,63 +67,62 @@ async def rollouts(request: Request) -> Response:
             request, "rollouts_recorded.html", ROLLOUTS, title="Rollouts", of="recorded"
         )
     number = page.integer(request, "page", 1, 1, 10_000_000)
-    wanted = page.read_filters(request, _QUEUED)
+    values = page.read_filters(request, _QUEUED)
 
     def read(_: Store) -> Mapping[str, object]:
-        found = (
-            {"queue": None} if page.faults_of(request) else _list_queue(request, number, **wanted)
+        content = (
+            {"queue": None} if page.faults_of(request) else _list_queue(request, number, **values)
         )
-        return {"of": "queue", "filters": _QUEUED, "number": number, "size": page.ROWS, **found}
+        return {"of": "queue", "filters": _QUEUED, "number": number, "size": page.ROWS, **content}
 
     return await page.answer(request, "rollouts_queue.html", read, title="Rollouts")
 
 
-def _list_queue(request: Request, number: int, **wanted: Any) -> Mapping[str, object]:
+def _list_queue(request: Request, number: int, **values: Any) -> Mapping[str, object]:
     repositories = request.app.state.repositories
     if not repositories.is_made:
         return {"rows": [], "total": 0, "queue": None}
     from lightning_otel.state.rollouts import paused_since_ns, read_page
 
-    told = {
+    content = {
         "counts": repositories.queue.counts(),  # which ends what runs longer than it may
         "reasons": repositories.queue.reasons().most_common(_MANY),
         "paused_ns": paused_since_ns(repositories.state),
     }
-    rows, total = read_page(repositories.state, page.ROWS, (number - 1) * page.ROWS, **wanted)
-    return {"rows": rows, "total": total, "queue": told}
+    rows, total = read_page(repositories.state, page.ROWS, (number - 1) * page.ROWS, **values)
+    return {"rows": rows, "total": total, "queue": content}
 
 
 async def rollout(request: Request) -> Response:
     """One of them; the beginning of an id leads to it."""
-    given = request.path_params["rollout_id"]
+    prefix = request.path_params["rollout_id"]
     number = page.integer(request, "page", 1, 1, 10_000_000)
 
     def read(store: Store) -> Mapping[str, object]:
-        return _read_rollout(store, given, _read_queued(request, given), number)
+        return _read_rollout(store, prefix, _read_queued(request, prefix), number)
 
     try:
         return await page.answer(request, "rollout.html", read)
     except NotFoundError:
-        found = await page.run(request, lambda store: store.rollout_of(*store.find(given)))
-        if found == given:
+        rollout_id = await page.run(request, lambda store: store.rollout_of(*store.find(prefix)))
+        if rollout_id == prefix:
             raise
-        return RedirectResponse(page_path("rollouts", found))
+        return RedirectResponse(page_path("rollouts", rollout_id))
 
 
 def _read_queued(request: Request, rollout_id: str) -> dict[str, Any] | None:
-    """The rollout as the queue has it, with its attempts; None if it has not."""
     repositories = request.app.state.repositories
     try:
         if not repositories.is_made:
             return None
         queue = repositories.queue
-        found = queue.get(rollout_id)
+        queued_rollout = queue.get(rollout_id)
     except (ConfigError, NotFoundError):  # without SQLAlchemy there is no queue
         return None
     from lightning_otel.state.queue import FINAL
 
-    attempts, is_over = queue.attempts(rollout_id), found.status in FINAL
-    return {"rollout": found, "attempts": attempts, "is_over": is_over}
+    attempts, is_over = queue.attempts(rollout_id), queued_rollout.status in FINAL
+    return {"rollout": queued_rollout, "attempts": attempts, "is_over": is_over}
 
 
 def _read_rollout(
@@ -135,10 +134,10 @@ def _read_rollout(
     if not attempts and queued is None:
         raise NotFoundError(f"there is no rollout {rollout_id!r}; look for it among all of them")
     is_small = bool(select_small(store, [rollout_id]))
-    made = list(store.adapt(rollout_id=rollout_id, include_incomplete=True, bodies=is_small))
-    report = Report.total(each.report for each in made)
-    steps = _list_steps(made, is_small=is_small)
-    shown = steps[(number - 1) * STEPS : number * STEPS]
+    adaptations = list(store.adapt(rollout_id=rollout_id, include_incomplete=True, bodies=is_small))
+    report = Report.total(adaptation.report for adaptation in adaptations)
+    steps = _list_steps(adaptations, is_small=is_small)
+    page_steps = steps[(number - 1) * STEPS : number * STEPS]
     task = next((row["task"] for row in attempts if row["task"] is not None), None)
     return {
         "title": f"Rollout {rollout_id}",
@@ -149,52 +148,52 @@ def _read_rollout(
         "task": show_value(queued["rollout"].task if queued else parse_json(task)),
         "traces": store.sql(_TRACES, [rollout_id]).rows(),
         "rewards": store.sql(_REWARDS, [rollout_id]).rows(),
-        "by": {each.span_id: each for made_one in made for each in made_one.credited},
+        "by": {reward.span_id: reward for made_one in adaptations for reward in made_one.credited},
         "dropped": report.dropped[:_MANY],
         "dropped_total": len(report.dropped),
         "report": report,
-        "steps": shown,
+        "steps": page_steps,
         "grouped": [
-            (own[0].path, own)
-            for _, group in groupby(shown, key=lambda each: id(each.path))
-            if (own := list(group))
+            (members[0].path, members)
+            for _, group in groupby(page_steps, key=lambda entry: id(entry.path))
+            if (members := list(group))
         ],
         "total": len(steps),
         "number": number,
         "size": STEPS,
-        **_collect_used([each.step for each in steps]),
+        **_collect_used([entry.step for entry in steps]),
     }
 
 
 def _merge_attempts(
     recorded: Sequence[Mapping[str, Any]], queued: Sequence[Any]
 ) -> list[dict[str, Any]]:
-    """The attempts in order; where one stands the queue knows best."""
+    """Merge the attempts in order; where one stands the queue knows best."""
     spans = {row["attempt_id"]: row for row in recorded}
-    own = {each.attempt_id: each for each in queued}
-    found = []
-    for attempt_id in dict.fromkeys([*own, *spans]):
+    known_attempts = {attempt.attempt_id: attempt for attempt in queued}
+    attempts = []
+    for attempt_id in dict.fromkeys([*known_attempts, *spans]):
         row = {"calls": None, "spans": None, "reward": None, "reason": "", "worker_id": ""}
         row |= spans.get(attempt_id, {})
-        if each := own.get(attempt_id):
-            row |= {"status": each.status, "reason": each.reason, "worker_id": each.worker_id}
-            row |= {"start_ns": each.started_ns, "end_ns": each.ended_ns}
-        found.append({**row, "attempt_id": attempt_id})
-    return found
+        if attempt := known_attempts.get(attempt_id):
+            row |= {name: getattr(attempt, name) for name in ("status", "reason", "worker_id")}
+            row |= {"start_ns": attempt.started_ns, "end_ns": attempt.ended_ns}
+        attempts.append({**row, "attempt_id": attempt_id})
+    return attempts
 
 
-def _list_steps(made: Iterable[Adaptation], *, is_small: bool) -> list[Shown]:
-    """Each step once, with the first trajectory it lies on."""
-    found: dict[tuple[str, str], Shown] = {}
-    for each in made:
-        credits = credits_of(each.credited)
-        for path in each.trajectories:
+def _list_steps(adaptations: Iterable[Adaptation], *, is_small: bool) -> list[Shown]:
+    """Return each step once, with the first trajectory it lies on."""
+    entries: dict[tuple[str, str], Shown] = {}
+    for adaptation in adaptations:
+        credits = credits_of(adaptation.credited)
+        for path in adaptation.trajectories:
             for step in path.transitions:
                 key = (step.trace_id, step.span_id)
-                if key not in found:
-                    told = shorten_step(step, credits) if is_small else TOO_LARGE_TEXTS
-                    found[key] = Shown(path, step, told)
-    return list(found.values())
+                if key not in entries:
+                    texts = shorten_step(step, credits) if is_small else TOO_LARGE_TEXTS
+                    entries[key] = Shown(path, step, texts)
+    return list(entries.values())
 
 
 def _collect_used(steps: Sequence[Transition]) -> dict[str, object]:
@@ -211,11 +210,11 @@ def _collect_used(steps: Sequence[Transition]) -> dict[str, object]:
 async def cancel(request: Request) -> Response:
     """End a rollout that waits or runs."""
     rollout_id = request.path_params["rollout_id"]
-    given = await form(request)
+    fields = await form(request)
 
     def work(_: Store) -> object:
         queue = page.require_state(request, f"rollout {rollout_id!r}").queue
-        return queue.cancel(rollout_id, given.get("reason", "").strip())
+        return queue.cancel(rollout_id, fields.get("reason", "").strip())
 
     if not await page.run(request, work):
         raise RefusalError(409, "the rollout was over already; nothing was changed")

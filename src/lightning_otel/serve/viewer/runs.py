@@ -27,8 +27,8 @@ def list_live_resources(request: Request) -> list[dict[str, Any]]:
     repositories = request.app.state.repositories
     standings = repositories.resources.standings() if repositories.is_made else {}
     return [
-        {"name": name, "live": each.live, "canary": each.canary, "share": each.weight or 0.0}
-        for name, each in sorted(standings.items())
+        {"name": name, "live": row.live, "canary": row.canary, "share": row.weight or 0.0}
+        for name, row in sorted(standings.items())
     ]
 
 
@@ -42,10 +42,10 @@ async def runs(request: Request) -> Response:
     repositories = request.app.state.repositories
 
     def read(_: Store) -> Mapping[str, object]:
-        every = repositories.runs.all() if repositories.is_made else []
-        shown = page.show_part(request, every)
-        rows = [(run, _is_silent(run)) for run in shown["rows"]]
-        return {**shown, "rows": rows, "living": list_live_resources(request)}
+        items = repositories.runs.all() if repositories.is_made else []
+        part = page.show_part(request, items)
+        rows = [(run, _is_silent(run)) for run in part["rows"]]
+        return {**part, "rows": rows, "living": list_live_resources(request)}
 
     return await page.answer(request, "runs.html", read, title="Training runs")
 
@@ -66,13 +66,13 @@ async def run(request: Request) -> Response:
         drawn = [metric] if metric else names[:CURVES]
         charts = plotting.read_charts(repositories.state, drawn, runs=(run.run_id,))
         checkpoints = repositories.runs.checkpoints(run.run_id)
-        made = [
-            each
+        versions = [
+            version
             for name in resources.names()
-            for each in resources.versions(name)
-            if each.run_id == run.run_id
+            for version in resources.versions(name)
+            if version.run_id == run.run_id
         ]
-        aliases = {name: resources.aliases(name) for name in {each.name for each in made}}
+        aliases = {name: resources.aliases(name) for name in {version.name for version in versions}}
         return {
             "title": f"Training run {run.run_id}",
             "run": run,
@@ -88,11 +88,11 @@ async def run(request: Request) -> Response:
                 for chart in charts
                 for series in chart.series
             ],
-            "made": made,
+            "made": versions,
             "aliases": aliases,
             "checkpoints": checkpoints[: page.ROWS],
             "checkpoints_total": len(checkpoints),
-            "living": [each for each in list_live_resources(request) if each["name"] in aliases],
+            "living": [row for row in list_live_resources(request) if row["name"] in aliases],
         }
 
     return await page.answer(request, "run.html", read)

@@ -49,13 +49,7 @@ class SelectionForm:
 def read_selection(
     request: Request, store: Store, parameters: Collection[str], filters: Mapping[str, Filter]
 ) -> SelectionForm:
-    """Read a selection from the query.
-
-    Args:
-        request: What was asked.
-        store: The store.
-        parameters: Other parameters of the page.
-        filters: The options: ``TRANSITIONS``, and those of a format.
+    """Read a selection from the query, by ``TRANSITIONS`` and the filters of a format.
 
     Raises:
         NotFoundError: There is no such rollout.

@@ -24,12 +24,12 @@ def select_small(store: Store, rollout_ids: Sequence[str]) -> list[str]:
     if not rollout_ids:
         return []
     weights = {row["rollout_id"]: row for row in store.sql(_WEIGHTS, [list(rollout_ids)])}
-    found: list[str] = []
+    small_ids: list[str] = []
     spans = size = 0
-    for each in rollout_ids:
-        weight = weights.get(each)
+    for rollout_id in rollout_ids:
+        weight = weights.get(rollout_id)
         own_spans, own_size = (weight["spans"], weight["size"]) if weight else (0, 0)
         if spans + own_spans <= MOST_SPANS and size + own_size <= MOST_BYTES:
             spans, size = spans + own_spans, size + own_size
-            found.append(each)
-    return found
+            small_ids.append(rollout_id)
+    return small_ids

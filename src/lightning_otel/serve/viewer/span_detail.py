@@ -41,7 +41,7 @@ _PROBABLE: Final = (-0.1, -0.7, -2.3, -4.6)
 
 
 def read_span(store: Store, trace_id: str, span_id: str) -> Span:
-    """A span, in today's conventions.
+    """Return a span, in today's conventions.
 
     Raises:
         NotFoundError: There is none.
@@ -54,16 +54,16 @@ def read_span(store: Store, trace_id: str, span_id: str) -> Span:
 
 def detail(span: Span) -> Mapping[str, Any]:
     """Collect what a span's template shows; ``_more`` and ``_before`` count what it does not."""
-    given, answered = messages_of(span, "input"), messages_of(span, "output")
-    before = max(0, len(given) - GIVEN)
+    inputs, answered = messages_of(span, "input"), messages_of(span, "output")
+    before = max(0, len(inputs) - GIVEN)
     hidden = {*c.BODY_KEYS, c.LOGPROB_TOKEN_IDS}
     # Messages too large to be kept whole are no JSON any more: they are shown as the text left.
-    hidden -= set() if given else {c.INPUT_MESSAGES}
+    hidden -= set() if inputs else {c.INPUT_MESSAGES}
     hidden -= set() if answered else {c.OUTPUT_MESSAGES}
     others = {key: value for key, value in span.attributes.items() if key not in hidden}
     return {
         "span": span,
-        "given": show_messages(given, span.span_id, "input", before),
+        "given": show_messages(inputs, span.span_id, "input", before),
         "given_before": before,
         "answered": show_messages(answered, span.span_id, "output"),
         "input": _find_value(span, _INPUTS),
@@ -73,11 +73,11 @@ def detail(span: Span) -> Mapping[str, Any]:
         "otel_resource": _list_values(span.otel_resource),
         "events": [
             {
-                "name": each.name,
-                "after_ns": each.time_ns - span.start_ns,
-                "values": _list_values(each.attributes),
+                "name": event.name,
+                "after_ns": event.time_ns - span.start_ns,
+                "values": _list_values(event.attributes),
             }
-            for each in span.events[:VALUES]
+            for event in span.events[:VALUES]
         ],
         "tokens": read_tokens(span.attributes) if is_call(span) else None,
         "sampling": sampling_of(span.attributes, span.otel_resource),
@@ -104,11 +104,10 @@ def messages_of(span: Span, side: str) -> Sequence[Message]:
 
 
 def text_of(span: Span, query: Mapping[str, str]) -> str | tuple[str, bytes]:
-    """The whole of a text that was cut: an attribute, or a part of a message; or an image's bytes.
+    """Return the whole of a text that was cut, or an image's type and bytes.
 
-    Args:
-        span: The span it stands on.
-        query: ``attribute``; or ``side`` and ``message``, whose JSON it is, or of it a ``part``.
+    The query names an ``attribute``; or ``side`` and ``message``, whose JSON it is, or of it a
+    ``part``.
 
     Raises:
         NotFoundError: There is no such text.
@@ -127,12 +126,12 @@ def text_of(span: Span, query: Mapping[str, str]) -> str | tuple[str, bytes]:
 
 def show_tokens(ids: Sequence[int], logprobs: Sequence[float] = ()) -> list[dict[str, Any]]:
     """The first tokens of a sequence, and how probable each was, 0 to 4, where that is known."""
-    found = []
+    rows = []
     for at in range(min(len(ids), TOKENS)):
         logprob = logprobs[at] if at < len(logprobs) else None
         level = None if logprob is None else sum(logprob < bound for bound in _PROBABLE)
-        found.append({"id": ids[at], "logprob": logprob, "level": level})
-    return found
+        rows.append({"id": ids[at], "logprob": logprob, "level": level})
+    return rows
 
 
 def record_of(store: Store, trace_id: str, span_id: str) -> Mapping[str, Any]:
@@ -143,19 +142,19 @@ def record_of(store: Store, trace_id: str, span_id: str) -> Mapping[str, Any]:
 
 def decode_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with its JSON columns as what they hold, and without what it has not."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in row.items():
         if value is None or name in _NOT_SHOWN:
             continue
         is_json = COLUMNS[name] == "JSON" and isinstance(value, str)
-        found[name] = orjson.Fragment(value) if is_json else value
-    return found
+        values[name] = orjson.Fragment(value) if is_json else value
+    return values
 
 
 def json_of(row: Mapping[str, Any]) -> str:
     """A stored span as JSON for people."""
-    held = orjson.loads(orjson.dumps(decode_row(row)))
-    return orjson.dumps(held, option=orjson.OPT_INDENT_2).decode()
+    value = orjson.loads(orjson.dumps(decode_row(row)))
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
 
 
 def _list_values(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -163,11 +162,11 @@ def _list_values(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"key": key, "part": show_value(attributes[key], _VALUE)} for key in keys]
 
 
-def _list_tools(found: object) -> list[str]:
-    offered = parse_messages(found) or ()
+def _list_tools(value: object) -> list[str]:
+    offered = parse_messages(value) or ()
     names = []
     for tool in offered:
-        held = tool.get("function")
-        flat = held if isinstance(held, Mapping) else tool
+        function = tool.get("function")
+        flat = function if isinstance(function, Mapping) else tool
         names.append(str(flat.get("name") or tool.get("type") or "tool"))
     return names

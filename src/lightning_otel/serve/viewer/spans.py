@@ -62,12 +62,12 @@ async def text(request: Request) -> Response:
     """The whole of a text that was cut, as plain text; or an image."""
     trace_id, span_id = request.path_params["trace_id"], request.path_params["span_id"]
     query = dict(request.query_params)
-    found = await page.run(
+    content = await page.run(
         request, lambda store: text_of(read_span(store, trace_id, span_id), query)
     )
-    if isinstance(found, tuple):
-        return Response(found[1], media_type=found[0])
-    return PlainTextResponse(found.encode("utf-8", "replace"))
+    if isinstance(content, tuple):
+        return Response(content[1], media_type=content[0])
+    return PlainTextResponse(content.encode("utf-8", "replace"))
 
 
 async def tokens(request: Request) -> Response:
@@ -75,11 +75,11 @@ async def tokens(request: Request) -> Response:
     trace_id, span_id = request.path_params["trace_id"], request.path_params["span_id"]
 
     def read(store: Store) -> Mapping[str, object]:
-        held = detail(read_span(store, trace_id, span_id))["tokens"]
+        tokens = detail(read_span(store, trace_id, span_id))["tokens"]
         return {
-            "tokens": held,
-            "prompt": [] if held is None else show_tokens(held.prompt_ids),
-            "response": [] if held is None else show_tokens(held.response_ids, held.logprobs),
+            "tokens": tokens,
+            "prompt": [] if tokens is None else show_tokens(tokens.prompt_ids),
+            "response": [] if tokens is None else show_tokens(tokens.response_ids, tokens.logprobs),
             "most": TOKENS,
             "links": Links.of(request),
             "span_id": span_id,
@@ -110,10 +110,10 @@ def _write_lines(store: Store, selection: Selection) -> Iterator[bytes]:
 async def reward(request: Request) -> Response:
     """Give a reward to a span, and show it."""
     trace_id, span_id = request.path_params["trace_id"], request.path_params["span_id"]
-    given = await form(request)
-    value, reward_id = await _keep_feedback(request, span_id, given)
+    fields = await form(request)
+    value, reward_id = await _keep_feedback(request, span_id, fields)
     back = {"span": span_id, "given": f"{value:g}", "reward": reward_id}
-    tab = given.get("tab", "")
+    tab = fields.get("tab", "")
     if tab in ("waterfall", "attributes"):
         back["tab"] = tab
     return page.see(f"{page_path('traces', trace_id)}?{urlencode(back)}")
@@ -122,40 +122,36 @@ async def reward(request: Request) -> Response:
 async def retract_reward(request: Request) -> Response:
     """Retract a reward that a trace lists, and show what was shown."""
     trace_id, span_id = request.path_params["trace_id"], request.path_params["span_id"]
-    shown, keep = await form(request), request.app.state.ingester.keep
+    fields, keep = await form(request), request.app.state.ingester.keep
     await page.run(request, lambda store: rewards.retract(store, span_id, keep))
-    back = urlencode({name: shown[name] for name in ("span", "tab") if name in shown})
+    back = urlencode({name: fields[name] for name in ("span", "tab") if name in fields})
     return page.see(f"{page_path('traces', trace_id)}?{back}")
 
 
 async def _keep_feedback(
-    request: Request, span_id: str, given: Mapping[str, str]
+    request: Request, span_id: str, fields: Mapping[str, str]
 ) -> tuple[float, str]:
-    """Keep what a form says of a span, once however often it is sent.
-
-    Returns:
-        The reward, and its span's id.
-    """
+    """Keep what a form says of a span once, however often it is sent; return reward and span id."""
     if not config.is_enabled():
         raise RefusalError(400, "recording is switched off; nothing was kept")
-    key = given.get("reward", "")
+    key = fields.get("reward", "")
     if key not in ("1", "-1"):
         raise RefusalError(400, "reward is 1 or -1; POST /v1/feedback takes ratings")
     feedback = make_feedback(
         "span",
         span_id,
         # Of the page, and of what was pressed on it: to press twice gives once.
-        feedback_id=f"{given.get('feedback_id', '')[:200] or secrets.token_hex(8)}{key}",
-        text=given.get("text", "").strip()[:_LONGEST] or None,
+        feedback_id=f"{fields.get('feedback_id', '')[:200] or secrets.token_hex(8)}{key}",
+        text=fields.get("text", "").strip()[:_LONGEST] or None,
         reward=float(key),
     )
     keep = request.app.state.ingester.keep
-    (found,) = await page.run(request, lambda store: give(store, [feedback], keep))
-    if found is None:
+    (reward,) = await page.run(request, lambda store: give(store, [feedback], keep))
+    if reward is None:
         raise RefusalError(404, f"there is no span {span_id!r} in the store; see the list")
-    if isinstance(found, Conflict):
-        raise RefusalError(409, f"{found.reason}; go back and reload the page")
-    return feedback.value, found.span_id
+    if isinstance(reward, Conflict):
+        raise RefusalError(409, f"{reward.reason}; go back and reload the page")
+    return feedback.value, reward.span_id
 
 
 _AT: Final = "/traces/{trace_id:str}"

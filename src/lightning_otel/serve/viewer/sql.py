@@ -54,13 +54,13 @@ async def show(request: Request) -> Response:
     """The page, with the answer to the statement in its address if there is one."""
     text, is_left = _read_statement(request), threading.Event()
     try:
-        found = await page.run(
+        content = await page.run(
             request, lambda store: _show_answer(store, text, lambda: not is_left.is_set())
         )
     finally:
         is_left.set()
-    status = 400 if found.get("error") else 200
-    return await page.answer(request, "sql.html", lambda _: found, title="SQL", status=status)
+    status = 400 if content.get("error") else 200
+    return await page.answer(request, "sql.html", lambda _: content, title="SQL", status=status)
 
 
 async def columns(request: Request) -> Response:
@@ -84,10 +84,10 @@ async def download(request: Request) -> Response:
 
 
 def _read_statement(request: Request) -> str:
-    given = request.query_params.get("q", "").strip()
-    if len(given) > _LONGEST:
+    statement = request.query_params.get("q", "").strip()
+    if len(statement) > _LONGEST:
         raise RefusalError(400, f"a statement here has at most {_LONGEST:,} characters; shorten it")
-    return given
+    return statement
 
 
 def _run_statement(
@@ -99,17 +99,17 @@ def _run_statement(
 
 
 def _show_answer(store: Store, text: str, is_wanted: Callable[[], bool]) -> Mapping[str, object]:
-    told = {"text": text, "examples": EXAMPLES, "limits": LIMITS, "file_limits": FILE_LIMITS}
+    content = {"text": text, "examples": EXAMPLES, "limits": LIMITS, "file_limits": FILE_LIMITS}
     if not text:
-        return told
+        return content
     start_s = time.perf_counter()
     try:
         with _run_statement(store, text, LIMITS, is_wanted) as answer:
             rows = [[_make_cell(value) for value in row] for row in answer]
     except LightningOtelError as exc:
-        return {**told, "error": exc.what, "remedy": exc.remedy}
+        return {**content, "error": exc.what, "remedy": exc.remedy}
     return {
-        **told,
+        **content,
         "columns": answer.columns,
         "rows": rows,
         "cut": answer.cut,
@@ -161,13 +161,12 @@ def _write_csv(answer: Result) -> Iterator[bytes]:
 
 def _write_jsonl(answer: Result) -> Iterator[bytes]:
     for row in answer:
-        named = dict(zip(answer.columns, map(_json_value, row), strict=True))
-        yield orjson.dumps(repair_text(named), option=orjson.OPT_APPEND_NEWLINE)
+        record = dict(zip(answer.columns, map(_json_value, row), strict=True))
+        yield orjson.dumps(repair_text(record), option=orjson.OPT_APPEND_NEWLINE)
     _check_whole(answer)
 
 
 def _check_whole(answer: Result) -> None:
-    """Break a file off that would be taken for all there is."""
     if answer.cut:
         raise QueryError(f"the answer has more {answer.cut} than a file may have; add a LIMIT")
 
@@ -175,10 +174,7 @@ def _check_whole(answer: Result) -> None:
 def _write_parts(
     store: Store, text: str, write: Callable[[Result], Iterator[bytes]]
 ) -> Iterator[bytes]:
-    """The lines of a file in parts.
-
-    The rows before a fault are sent already: nothing can be said but by breaking off.
-    """
+    """Yield the lines of a file in parts; a fault after the first rows breaks it off."""
     with _run_statement(store, text, FILE_LIMITS) as answer:
         yield from join_lines(write(answer))
 

@@ -1,8 +1,4 @@
-"""Steps and tool calls of a trace, a page at a time.
-
-Which calls are steps, and what they earned, is known from the rows of a trace, which hold no
-message. What was said and sampled is read of the steps on the page alone.
-"""
+"""Steps and tool calls of a trace, a page at a time; messages are read of the page alone."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -56,8 +52,8 @@ class Range(NamedTuple):
     @classmethod
     def of(cls, total: int, size: int, first: int, noun: str) -> "Range":
         """The part that begins at a position; the last one, where the list ends before it."""
-        found = cls(first, size, total, noun)
-        return found._replace(first=min(first, found.last))
+        range_ = cls(first, size, total, noun)
+        return range_._replace(first=min(first, range_.last))
 
     @property
     def end(self) -> int:
@@ -85,45 +81,45 @@ def add_tokens(
 ) -> list[tuple[Row, Transition, list[str]]]:
     """Return some steps with their tokens, and what a trainer should know of these."""
     spans = read_spans(store, [step for _, step in steps], (*SPAN_COLUMNS, *_SAMPLED))
-    found = []
+    rows = []
     for row, narrow in steps:
         span = spans.get(row.key, row.span)
         prompt_ids, response_ids, logprobs, _ = read_tokens(span.attributes)
         step = replace(narrow, prompt_ids=prompt_ids, response_ids=response_ids, logprobs=logprobs)
-        found.append((row, step, list(notes_of(step))))
-    return found
+        rows.append((row, step, list(notes_of(step))))
+    return rows
 
 
 def read_threads(store: Store, trace: Trace, part: Range, until: int | None = None) -> list[Thread]:
     """Read the messages of some of a trace's steps, by agent and branch."""
-    every = list_steps(trace)
+    all_steps = list_steps(trace)
     latest: dict[object, int] = {}
     previous: dict[int, int] = {}
-    shown: dict[tuple[object, int], list[int]] = {}
-    for at, (row, step) in enumerate(every[: part.end]):
+    positions: dict[tuple[object, int], list[int]] = {}
+    for at, (row, step) in enumerate(all_steps[: part.end]):
         agent = _agent_of(step)
         key = agent, row.branch
         before = latest.get(key, latest.get(agent))
         latest[key] = latest[agent] = at
         if at >= part.first:
             # An agent begins another history with its first step.
-            if key not in shown and step.step and before is not None:
+            if key not in positions and step.step and before is not None:
                 previous[at] = before
-            shown.setdefault(key, []).append(at)
-    wanted = sorted({*range(part.first, part.end), *previous.values()})
-    told = _read_messages(store, trace, {at: every[at][1] for at in wanted})
+            positions.setdefault(key, []).append(at)
+    numbers = sorted({*range(part.first, part.end), *previous.values()})
+    messages = _read_messages(store, trace, {at: all_steps[at][1] for at in numbers})
     count = max(1, part.end - part.first)
-    labels = {row.span.span_id: row.label for row, _ in every[part.places]}
+    labels = {row.span.span_id: row.label for row, _ in all_steps[part.places]}
 
     def show(limits: Limits) -> list[Thread]:
         talks = []
-        for (_, branch), own in shown.items():
-            cause: Any = every[own[0]][0].cause or "start"
-            steps = tuple(told[at] for at in own)
+        for (_, branch), places in positions.items():
+            cause: Any = all_steps[places[0]][0].cause or "start"
+            steps = tuple(messages[at] for at in places)
             path = Trajectory(*_agent_of(steps[0]), branch, steps, cause=cause)
-            before = previous.get(own[0])
-            held = None if before is None else told[before]
-            talks.append(show_thread(path, labels, held, limits=limits))
+            before = previous.get(places[0])
+            previous_messages = None if before is None else messages[before]
+            talks.append(show_thread(path, labels, previous_messages, limits=limits))
         return [talk for talk in talks if talk.messages]
 
     if len(trace.rows) <= SMALL:
@@ -141,76 +137,78 @@ def read_ends(
     steps = [row.step for row in rows if row.step is not None]
     if not steps:
         return [], []
-    told = _read_messages(store, trace, {0: steps[0], 1: steps[-1]})
-    asked, answered = told[0].observation, told[1].action[:1]
-    given = show_messages(asked, steps[0].span_id, "input", max(0, len(asked) - 1))
-    return given, show_messages(answered, steps[-1].span_id, "output")
+    messages = _read_messages(store, trace, {0: steps[0], 1: steps[-1]})
+    prompt, answered = messages[0].observation, messages[1].action[:1]
+    last_prompt = show_messages(prompt, steps[0].span_id, "input", max(0, len(prompt) - 1))
+    return last_prompt, show_messages(answered, steps[-1].span_id, "output")
 
 
 def _read_messages(
-    store: Store, trace: Trace, found: Mapping[int, Transition]
+    store: Store, trace: Trace, transitions: Mapping[int, Transition]
 ) -> dict[int, Transition]:
-    seen = _find_seen(trace)
-    marked = [row.span for step in found.values() for row in seen.get(step.span_id, ())]
-    spans = read_spans(store, [*found.values(), *marked], (*SPAN_COLUMNS, *_BODIES))
-    told = dict(found)
-    for at, step in found.items():
+    marks = _find_seen(trace)
+    marked = [row.span for step in transitions.values() for row in marks.get(step.span_id, ())]
+    spans = read_spans(store, [*transitions.values(), *marked], (*SPAN_COLUMNS, *_BODIES))
+    whole = dict(transitions)
+    for at, step in transitions.items():
         span = spans.get((step.trace_id, step.span_id))
         if span is not None and is_mark(span):
-            before = (spans.get(row.key) for row in seen.get(step.span_id, ()))
-            observation = tuple(mark_message(each) for each in before if each is not None)
-            told[at] = replace(step, observation=observation, action=(mark_message(span),))
+            before = (spans.get(row.key) for row in marks.get(step.span_id, ()))
+            observation = tuple(mark_message(message) for message in before if message is not None)
+            whole[at] = replace(step, observation=observation, action=(mark_message(span),))
         elif span is not None:
             answers = tuple(messages_of(span, "output"))
-            told[at] = replace(step, observation=observation_of(span), action=answers)
-    return told
+            whole[at] = replace(step, observation=observation_of(span), action=answers)
+    return whole
 
 
 def _find_seen(trace: Trace) -> dict[str, list[Row]]:
-    """The observations marked by hand that each action answers, by its span id."""
-    found: dict[str, list[Row]] = {}
-    seen: dict[tuple[str, str], list[Row]] = {}
+    """Return the observations marked by hand that each action answers, by its span id."""
+    marks: dict[str, list[Row]] = {}
+    pending: dict[tuple[str, str], list[Row]] = {}
     marked = (row for row in trace.rows if row.kind == "mark" and not row.left_out)
     for row in sorted(marked, key=lambda row: (row.span.start_ns, row.span.sequence)):
         agent = row.span.rollout_id, row.agent
         if row.step is not None:
-            found[row.span.span_id] = seen.pop(agent, [])
+            marks[row.span.span_id] = pending.pop(agent, [])
         else:
-            seen.setdefault(agent, []).append(row)
-    return found
+            pending.setdefault(agent, []).append(row)
+    return marks
 
 
 def read_tool_calls(store: Store, trace: Trace, first: int) -> tuple[Range, list[dict[str, Any]]]:
     """A page of the tool calls that have spans, and after them those that only models tell of."""
-    told = store.sql(_TOOL_CALLS, [trace.trace_id]).rows()
-    known = {row["call_id"] for row in told if row["is_tool"]}
-    asking = {row["span_id"] for row in told if not row["is_tool"]}
+    rows = store.sql(_TOOL_CALLS, [trace.trace_id]).rows()
+    call_ids = {row["call_id"] for row in rows if row["is_tool"]}
+    asking = {row["span_id"] for row in rows if not row["is_tool"]}
     tools = [row for row in trace.rows if row.kind == "tool"]
-    every = [step for _, step in list_steps(trace)]
-    steps = [at for at, step in enumerate(every) if step.span_id in asking]
+    all_steps = [step for _, step in list_steps(trace)]
+    steps = [at for at, step in enumerate(all_steps) if step.span_id in asking]
     part = Range.of(len(tools) + len(steps), CALLS, first, "span")
-    shown = tools[part.places]
-    spans = read_spans(store, [row.span for row in shown], SPAN_COLUMNS)
-    found = list(_with_spans(shown, spans))
+    page_tools = tools[part.places]
+    spans = read_spans(store, [row.span for row in page_tools], SPAN_COLUMNS)
+    calls = list(_with_spans(page_tools, spans))
     places = steps[max(0, part.first - len(tools)) : max(0, part.end - len(tools))]
     # What a tool answered is told by the agent's next step.
-    following = {at: _find_next(every, at) for at in places}
+    following = {at: _find_next(all_steps, at) for at in places}
     needed = {*places, *(at for at in following.values() if at is not None)}
-    read = _read_messages(store, trace, {at: every[at] for at in sorted(needed)})
+    read = _read_messages(store, trace, {at: all_steps[at] for at in sorted(needed)})
     for at in places:
         after = following[at]
         answers = () if after is None else read[after].observation
-        found += _without_spans(read[at], answers, known, has_spans=bool(tools))
-    return part, found
+        calls += _without_spans(read[at], answers, call_ids, has_spans=bool(tools))
+    return part, calls
 
 
 def _agent_of(step: Transition) -> tuple[str, str, str]:
     return step.rollout_id, step.attempt_id, step.agent
 
 
-def _find_next(every: Sequence[Transition], at: int) -> int | None:
-    own = _agent_of(every[at])
-    return next((i for i in range(at + 1, len(every)) if _agent_of(every[i]) == own), None)
+def _find_next(all_steps: Sequence[Transition], at: int) -> int | None:
+    agent = _agent_of(all_steps[at])
+    return next(
+        (i for i in range(at + 1, len(all_steps)) if _agent_of(all_steps[i]) == agent), None
+    )
 
 
 def _with_spans(rows: Sequence[Row], spans: Mapping[SpanKey, Span]) -> Iterator[dict[str, Any]]:
@@ -233,15 +231,15 @@ def _with_spans(rows: Sequence[Row], spans: Mapping[SpanKey, Span]) -> Iterator[
 
 
 def _without_spans(
-    step: Transition, answers: Sequence[Message], known: Collection[str], *, has_spans: bool
+    step: Transition, answers: Sequence[Message], call_ids: Collection[str], *, has_spans: bool
 ) -> Iterator[dict[str, Any]]:
-    """Calls of tools in what a model answered that no span of a tool names."""
+    """Yield calls of tools in what a model answered that no span of a tool names."""
     results: dict[str, Mapping[str, Any]] = {}
     for part in _find_parts(answers, "tool_call_response"):
         results.setdefault(str(part.get("id") or ""), part)
     for part in _find_parts(step.action, "tool_call"):
         call_id = str(part.get("id") or "")
-        if call_id in known or (has_spans and not call_id):
+        if call_id in call_ids or (has_spans and not call_id):
             continue
         yield {
             "name": str(part.get("name") or "a tool"),

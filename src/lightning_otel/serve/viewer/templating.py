@@ -49,7 +49,7 @@ PLACES: Final = [
 """Pages that the navigation leads to, by keys."""
 
 
-def render(request: Request, template: str, shown: Mapping[str, object]) -> str:
+def render(request: Request, template: str, content: Mapping[str, object]) -> str:
     """A template with what it shows."""
     from lightning_otel.serve.viewer.page import faults_of, url
 
@@ -60,7 +60,7 @@ def render(request: Request, template: str, shown: Mapping[str, object]) -> str:
             "url": partial(url, request),
             "query": request.query_params,
             "faults": faults_of(request),
-            **shown,
+            **content,
         }
     )
     return placed(request.scope, _show_hidden(text))
@@ -104,13 +104,13 @@ def number(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def mark(text: str, wanted: str) -> Markup:
+def mark(text: str, query: str) -> Markup:
     """Return a text with what was searched for marked."""
-    if not wanted:
+    if not query:
         return escape(text)
-    parts = re.split(f"({re.escape(wanted)})", text, flags=re.IGNORECASE)
+    parts = re.split(f"({re.escape(query)})", text, flags=re.IGNORECASE)
     pairs = (
-        Markup("<mark>{}</mark>").format(each) if n % 2 else each for n, each in enumerate(parts)
+        Markup("<mark>{}</mark>").format(piece) if n % 2 else piece for n, piece in enumerate(parts)
     )
     return Markup("").join(pairs)
 
@@ -145,7 +145,7 @@ def _read_emphasis(state: StateInline, silent: bool) -> bool:  # noqa: FBT001
 
 
 def _make_environment() -> Environment:
-    found = Environment(
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,
         auto_reload=False,
@@ -153,13 +153,13 @@ def _make_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {
+    environment.filters |= {
         "ago": ago, "moment": moment, "money": money, "number": number, "size": format_size,
         "duration": lambda length_ns: format_duration(length_ns / 1e9),
         "json": json_text, "mark": mark,
         "visible": visible, "markdown": render_markdown,
     }  # fmt: skip
-    found.globals |= {
+    environment.globals |= {
         "static": static_address,
         "places": PLACES,
         "count": count_noun,
@@ -167,7 +167,7 @@ def _make_environment() -> Environment:
         "resource_path": resource_path,
         "program_version": version("lightning-otel"),
     }
-    return found
+    return environment
 
 
 _FOLDER: Final = Path(__file__).with_name("static")
@@ -180,7 +180,6 @@ _TYPES: Final = {
 
 @cache
 def _read_files() -> dict[str, tuple[bytes, str]]:
-    """Content and version by name; a name that is not among them is no path."""
     contents = {path.name: path.read_bytes() for path in _FOLDER.iterdir() if path.suffix in _TYPES}
     return {
         name: (content, hashlib.sha256(content).hexdigest()[:16])
@@ -200,9 +199,9 @@ async def static(request: Request) -> Response:
         raise RefusalError(404, "there is no such file")
     content, version = _read_files()[name]
     is_exact = request.query_params.get("v") == version
-    kept = "public, max-age=31536000, immutable" if is_exact else "no-cache"
+    caching = "public, max-age=31536000, immutable" if is_exact else "no-cache"
     kind = _TYPES[Path(name).suffix]
-    return Response(content, media_type=kind, headers={"Cache-Control": kept})
+    return Response(content, media_type=kind, headers={"Cache-Control": caching})
 
 
 # Pages are not compressed: their length would tell of the secrets beside what an address repeats.

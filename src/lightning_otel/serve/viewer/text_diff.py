@@ -27,11 +27,7 @@ class Piece(NamedTuple):
 class Line(NamedTuple):
     """A line of either text, or one of both; or a gap, for as many equal ones as its number says.
 
-    Attributes:
-        number_a: Its number in the first text, from 1; 0 where it is not in it.
-        number_b: Likewise in the second.
-        a: Its words in the first text.
-        b: Its words in the second.
+    Each text has its line's number from 1, or 0, and its words.
     """
 
     kind: Kind
@@ -44,33 +40,33 @@ class Line(NamedTuple):
 def compare_lines(a: Sequence[str], b: Sequence[str]) -> list[Line]:
     """Return the lines of two texts, those that are the same or alike beside each other."""
     matcher = SequenceMatcher(None, a, b, autojunk=len(a) + len(b) > _MOST_LINES)
-    found: list[Line] = []
+    lines: list[Line] = []
     for _, low_a, high_a, low_b, high_b in matcher.get_opcodes():
         pairs = min(high_a - low_a, high_b - low_b)
         for step in range(pairs):
-            found += _compare_pair(
+            lines += _compare_pair(
                 low_a + step + 1, low_b + step + 1, a[low_a + step], b[low_b + step]
             )
         rest_a, rest_b = range(low_a + pairs, high_a), range(low_b + pairs, high_b)
-        found += (Line("removed", at + 1, 0, (Piece(a[at]),)) for at in rest_a)
-        found += (Line("added", 0, at + 1, (), (Piece(b[at]),)) for at in rest_b)
-    return found
+        lines += (Line("removed", at + 1, 0, (Piece(a[at]),)) for at in rest_a)
+        lines += (Line("added", 0, at + 1, (), (Piece(b[at]),)) for at in rest_b)
+    return lines
 
 
-def fold_lines(lines: Sequence[Line], around: int = 3) -> list[Line]:
+def fold_lines(lines: Sequence[Line], context: int = 3) -> list[Line]:
     """Return the lines with gaps for those that are further than some from any difference."""
-    near = {
+    visible = {
         at + step
         for at, line in enumerate(lines)
         if line.kind != "same"
-        for step in range(-around, around + 1)
+        for step in range(-context, context + 1)
     }
-    found: list[Line] = []
-    for is_near, own in groupby(range(len(lines)), key=near.__contains__):
-        places = list(own)
+    folded: list[Line] = []
+    for is_near, numbers in groupby(range(len(lines)), key=visible.__contains__):
+        places = list(numbers)
         gap = Line("gap", len(places), len(places))
-        found += [lines[at] for at in places] if is_near else [gap]
-    return found
+        folded += [lines[at] for at in places] if is_near else [gap]
+    return folded
 
 
 def _compare_pair(number_a: int, number_b: int, a: str, b: str) -> Iterator[Line]:
@@ -88,6 +84,6 @@ def _compare_pair(number_a: int, number_b: int, a: str, b: str) -> Iterator[Line
         yield Line("added", 0, number_b, (), (Piece(b),))
         return
     codes = matcher.get_opcodes()
-    left = [Piece("".join(words_a[i:j]), tag != "equal") for tag, i, j, _, _ in codes if j > i]
+    pieces_a = [Piece("".join(words_a[i:j]), tag != "equal") for tag, i, j, _, _ in codes if j > i]
     right = [Piece("".join(words_b[i:j]), tag != "equal") for tag, _, _, i, j in codes if j > i]
-    yield Line("changed", number_a, number_b, tuple(left), tuple(right))
+    yield Line("changed", number_a, number_b, tuple(pieces_a), tuple(right))

@@ -1,7 +1,6 @@
 """One trace: its tree, waterfall, chat, tools, tokens, rewards, attributes and raw spans.
 
-Which of them, the selected span and what is folded stand in the address. Rows and bodies that are
-far down are parts of their own, read when they are seen.
+Rows and bodies that are far down are parts of their own, read when they are seen.
 """
 
 import secrets
@@ -43,7 +42,7 @@ from lightning_otel.views.stored_trace import read_trace
 from lightning_otel.views.trace import Row, Trace
 
 TABS: Final = ("tree", "waterfall", "chat", "tools", "tokens", "rewards", "attributes", "raw")
-_WITHOUT_IDS: Final = tuple(each for each in TABS if each != "tokens")
+_WITHOUT_IDS: Final = tuple(tab for tab in TABS if tab != "tokens")
 CHUNK: Final = 250
 """Rows in one part of a page."""
 STEPS: Final = 200
@@ -78,10 +77,7 @@ _LAST: dict[str, _Kept] = {}
 def read_cached_trace(store: Store, trace_id: str, *, is_part: bool = False) -> Trace:
     """Return a trace; the one read last, where nothing was written since.
 
-    Args:
-        store: Where it is.
-        trace_id: Its whole id.
-        is_part: Whether a page asks for a part of what it was made of: that is as it was then.
+    For a part of a page (``is_part``) it is the trace as the page had it.
 
     Raises:
         NotFoundError: There is none.
@@ -89,25 +85,25 @@ def read_cached_trace(store: Store, trace_id: str, *, is_part: bool = False) -> 
     # Taken before it is read: what comes meanwhile makes it old.
     mark = None if store.layout is None else read_fingerprint(store.layout)
     drop_traces(KEPT_S)
-    kept = _LAST.get(store.name)
+    entry = _LAST.get(store.name)
     if (
-        kept is not None
-        and kept.trace.trace_id == trace_id
-        and (is_part or (mark is not None and kept.mark == mark))
+        entry is not None
+        and entry.trace.trace_id == trace_id
+        and (is_part or (mark is not None and entry.mark == mark))
     ):
-        return kept.trace
-    del kept
+        return entry.trace
+    del entry
     _LAST.pop(store.name, None)  # before another one takes as much again
-    found = read_trace(store, "trace", trace_id, _SHORT)
-    _LAST[store.name] = _Kept(found, mark, time.monotonic())
-    return found
+    trace = read_trace(store, "trace", trace_id, _SHORT)
+    _LAST[store.name] = _Kept(trace, mark, time.monotonic())
+    return trace
 
 
 def drop_traces(kept_s: float = 0.0) -> None:
     """Let go of traces that were read so long ago: of 30,000 spans one takes 20 MB."""
     now_s = time.monotonic()
-    for name, kept in list(_LAST.items()):
-        if now_s - kept.since_s >= kept_s:
+    for name, entry in list(_LAST.items()):
+        if now_s - entry.since_s >= kept_s:
             _LAST.pop(name, None)
 
 
@@ -121,24 +117,24 @@ async def show(request: Request) -> Response:
         trace = read_cached_trace(store, trace_id)
         matches = _find_matches(request, store, trace)
         ids = (row.span.span_id for row in trace.rows)
-        at = trace.find(span_id or next((each for each in ids if each in matches), ""))
+        at = trace.find(span_id or next((span_id for span_id in ids if span_id in matches), ""))
         row = trace.rows[at or 0]
-        has_ids = any(each.step.capture == "exact" for each in trace.rows if each.step)
-        shown: dict[str, object] = {
+        has_ids = any(row.step.capture == "exact" for row in trace.rows if row.step)
+        content: dict[str, object] = {
             "title": one_line(trace.words, 60) or f"Trace {trace_id[:12]}",
             "trace": trace,
             "tab": tab,
-            "tabs": [each for each in TABS if has_ids or each in (tab, *_WITHOUT_IDS)],
+            "tabs": [name for name in TABS if has_ids or name in (tab, *_WITHOUT_IDS)],
             "links": Links.of(request),
             "facts": _collect_facts(trace),
             "row": row,
             "missing": span_id if at is None else "",
         }
         if tab in ("tree", "waterfall", "attributes", "raw"):
-            shown.update(read_panel(store, trace, at or 0))
+            content.update(read_panel(store, trace, at or 0))
         if tab in _READ:
-            shown.update(_READ[tab](request, store, trace, first))
-        return shown
+            content.update(_READ[tab](request, store, trace, first))
+        return content
 
     return await page.answer(request, "trace.html", read)
 
@@ -146,18 +142,20 @@ async def show(request: Request) -> Response:
 def read_panel(store: Store, trace: Trace, position: int) -> Mapping[str, object]:
     """Read what stands beside the rows: a span, what it was given and returned, and its rewards."""
     row = trace.rows[position]
-    found: dict[str, Any] = dict(detail(read_span(store, *row.key)))
+    content: dict[str, Any] = dict(detail(read_span(store, *row.key)))
     # A rollout, an agent or a chain says by its first and last step what it holds no words of.
-    given, answered = read_ends(store, trace, trace.rows[position + 1 : position + 1 + row.size])
-    if not (found["given"] or found["input"]):
-        found["given"] = given
-    if not (found["answered"] or found["output"]):
-        found["answered"] = answered
+    prompt, answered = read_ends(store, trace, trace.rows[position + 1 : position + 1 + row.size])
+    if not (content["given"] or content["input"]):
+        content["given"] = prompt
+    if not (content["answered"] or content["output"]):
+        content["answered"] = answered
     return {
         "row": row,
-        "detail": found,
+        "detail": content,
         "credits": [
-            each for each in _list_rewards(trace) if each is row or position in each.credited
+            reward
+            for reward in _list_rewards(trace)
+            if reward is row or position in reward.credited
         ],
         "feedback_id": secrets.token_hex(8),
     }
@@ -176,11 +174,11 @@ def _read_known_prices() -> Prices:
 
 
 def _collect_facts(trace: Trace) -> Mapping[str, Any]:
-    own = trace.own
-    roots = [row for row in own if row.parent < 0]
-    calls = [row for row in own if row.is_call]
+    rows = trace.own
+    roots = [row for row in rows if row.parent < 0]
+    calls = [row for row in rows if row.is_call]
     models = (row.span.attributes.get(c.RESPONSE_MODEL) for row in calls)
-    steps = [row.step for row in own if row.step is not None]
+    steps = [row.step for row in rows if row.step is not None]
     prices = _read_known_prices()
     costs = [cost for row in calls if (cost := find_cost(row, prices)) is not None]
     status = "ended"
@@ -190,12 +188,12 @@ def _collect_facts(trace: Trace) -> Mapping[str, Any]:
         status = "open"
     return {
         "status": status,
-        "agents": list(dict.fromkeys(row.agent for row in own if row.agent)),
+        "agents": list(dict.fromkeys(row.agent for row in rows if row.agent)),
         "models": list(dict.fromkeys(model for model in models if model)),
         "calls": len(calls),
-        "tools": sum(row.kind == "tool" for row in own),
-        "errors": [row for row in own if row.is_fault],
-        "open": [row for row in own if row.span.is_incomplete],
+        "tools": sum(row.kind == "tool" for row in rows),
+        "errors": [row for row in rows if row.is_fault],
+        "open": [row for row in rows if row.span.is_incomplete],
         "steps": len(steps),
         "input_tokens": sum(step.input_tokens or 0 for step in steps),
         "output_tokens": sum(step.output_tokens or 0 for step in steps),
@@ -211,33 +209,32 @@ def _find_matches(request: Request, store: Store, trace: Trace) -> Mapping[str, 
 
 
 def _fold_rows(request: Request, trace: Trace, matches: Mapping[str, Sequence[str]]) -> Folded:
-    given = request.query_params
-    closed = given.get("closed", "").split(",")[:MOST_CLOSED]
+    query = request.query_params
+    closed = query.get("closed", "").split(",")[:MOST_CLOSED]
     only = matches if page.text(request, "q") else None
-    return fold(trace.rows, closed, others=bool(given.get("others")), only=only)
+    return fold(trace.rows, closed, others=bool(query.get("others")), only=only)
 
 
 def _read_rows(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
-    """The parts of a tree or waterfall: those that are seen first, and the selected one."""
-    given, matches = request.query_params, _find_matches(request, store, trace)
-    shown, others = _fold_rows(request, trace, matches)
-    near = {given.get("span"), given.get("near")}
-    places = [at for at, each in enumerate(shown) if each.row.span.span_id in near]
-    wanted = {at // CHUNK for at in (0, *(places or [min(first, len(shown) - 1)]))}
+    query, matches = request.query_params, _find_matches(request, store, trace)
+    visible, others = _fold_rows(request, trace, matches)
+    targets = {query.get("span"), query.get("near")}
+    places = [at for at, item in enumerate(visible) if item.row.span.span_id in targets]
+    numbers = {at // CHUNK for at in (0, *(places or [min(first, len(visible) - 1)]))}
     chunks = [
-        (at, shown[at : at + CHUNK] if at // CHUNK in wanted else [])
-        for at in range(0, len(shown), CHUNK)
+        (at, visible[at : at + CHUNK] if at // CHUNK in numbers else [])
+        for at in range(0, len(visible), CHUNK)
     ]
-    seen = [each.row for _, some in chunks for each in some]
+    visible_rows = [item.row for _, some in chunks for item in some]
     return {
         "chunks": chunks,
         "row_links": Links.of(request).here,
         "matches": matches,
-        **_read_lines(store, trace, seen),
+        **_read_lines(store, trace, visible_rows),
         "size": CHUNK,
-        "total": len(shown),
+        "total": len(visible),
         "others": others,
-        "shows_others": bool(given.get("others")),
+        "shows_others": bool(query.get("others")),
     }
 
 
@@ -246,7 +243,7 @@ def _read_lines(store: Store, trace: Trace, rows: Sequence[Row]) -> Mapping[str,
     rewards = reversed(_list_rewards(trace))
     return {
         "previews": read_previews(store, rows, PREVIEW, LIGHT),
-        "earned": {trace.rows[target].key: each for each in rewards for target in each.credited},
+        "earned": {trace.rows[target].key: row for row in rewards for target in row.credited},
         "bar": partial(bar, trace.start_ns, trace.end_ns),
         "deepest": DEEPEST,
     }
@@ -264,7 +261,6 @@ def bar(since_ns: int, until_ns: int, row: Row) -> tuple[float, float]:
 
 
 def _read_chat(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
-    """Some calls in their order; by default those around the selected span."""
     query, size = request.query_params, CALLS
     until = page.integer(request, "until", 0, 0, 10**9) or None
     position = trace.find(query.get("span", ""))
@@ -290,26 +286,26 @@ def _read_tools(request: Request, store: Store, trace: Trace, first: int) -> Map
 
 
 def _read_tokens(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
-    every = list_steps(trace)
-    part = Range.of(len(every), STEPS, first, "step")
+    steps = list_steps(trace)
+    part = Range.of(len(steps), STEPS, first, "step")
     return {
         "part": part,
-        "steps": add_tokens(store, every[part.places]),
+        "steps": add_tokens(store, steps[part.places]),
         "report": trace.report,
         "calls": [row for row in trace.rows if row.is_call],
     }
 
 
 def _read_rewards(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
-    every = list_steps(trace)
+    steps = list_steps(trace)
     rewards = _list_rewards(trace)
-    part = Range.of(max(len(rewards), len(every)), STEPS, first, "row")
+    part = Range.of(max(len(rewards), len(steps)), STEPS, first, "row")
     return {
         "part": part,
         "credits": rewards[part.places],
-        "steps": every[part.places],
+        "steps": steps[part.places],
         "report": trace.report,
-        "lost": Counter(each.reason for each in trace.report.dropped if each.noun == "reward"),
+        "lost": Counter(drop.reason for drop in trace.report.dropped if drop.noun == "reward"),
     }
 
 
@@ -338,14 +334,14 @@ async def rows(request: Request) -> Response:
     def read(store: Store) -> Mapping[str, object]:
         trace = read_cached_trace(store, request.path_params["trace_id"], is_part=True)
         matches = _find_matches(request, store, trace)
-        shown = _fold_rows(request, trace, matches).shown[first : first + CHUNK]
+        visible = _fold_rows(request, trace, matches).shown[first : first + CHUNK]
         return {
-            **_read_lines(store, trace, [each.row for each in shown]),
+            **_read_lines(store, trace, [item.row for item in visible]),
             "tab": tab,
             "trace": trace,
             "row_links": Links.of(request),
             "matches": matches,
-            "shown": shown,
+            "shown": visible,
         }
 
     return await page.answer(request, "trace_rows.html", read, title="Spans")
@@ -357,18 +353,19 @@ async def diff(request: Request) -> Response:
     is_whole = page.choice(request, "lines", ("changed", "all")) == "all"
 
     def read(store: Store) -> Mapping[str, object]:
-        shown = {"title": "Compare traces", "error": "", "is_whole": is_whole, "sides": ()}
+        content = {"title": "Compare traces", "error": "", "is_whole": is_whole, "sides": ()}
         try:
-            ids = {store.rollout_of(*store.find(each)) for each in (trace_id, other) if other}
+            ids = {store.rollout_of(*store.find(prefix)) for prefix in (trace_id, other) if other}
             if not other or len(select_small(store, list(ids))) < len(ids):
-                return {**shown, "error": TOO_LARGE if other else ""}
-            a, b, found = compare_ids(store, trace_id, other)
+                return {**content, "error": TOO_LARGE if other else ""}
+            a, b, differences = compare_ids(store, trace_id, other)
         except NotFoundError as exc:
-            return {**shown, "error": str(exc)}
-        texts = ([each.text for each in found.said if each.sign in " " + sign] for sign in "-+")
+            return {**content, "error": str(exc)}
+        pairs = differences.said
+        texts = ([line.text for line in pairs if line.sign in " " + sign] for sign in "-+")
         lines = compare_lines(*texts)
         lines = lines if is_whole else fold_lines(lines)
-        return {**shown, "sides": (a, b), "found": found, "lines": lines, "most": STEPS}
+        return {**content, "sides": (a, b), "found": differences, "lines": lines, "most": STEPS}
 
     return await page.answer(request, "trace_diff.html", read, is_long=True)
 

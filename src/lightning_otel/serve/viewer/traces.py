@@ -30,18 +30,17 @@ async def show(request: Request) -> Response:
 
 
 def _find_address(store: Store, prefix: str) -> str | None:
-    """The address of what an id or its beginning names; None where several things are, or none."""
     try:
         noun, whole = store.find(prefix)
     except NotFoundError:
         return None
     column = {"rollout": "trace_id", "trace": "trace_id"}.get(noun, f"{noun}_id")
     query = f"SELECT trace_id, span_id FROM spans WHERE {column} = ? ORDER BY start_ns LIMIT 1"
-    found = next(iter(store.sql(query, [whole])), None)
-    if found is None:
+    match = next(iter(store.sql(query, [whole])), None)
+    if match is None:
         return page_path("rollouts", whole)
-    span_id = None if column == "trace_id" else found["span_id"]
-    return Links.to(found["trace_id"])(span=span_id)
+    span_id = None if column == "trace_id" else match["span_id"]
+    return Links.to(match["trace_id"])(span=span_id)
 
 
 async def redirect_conversation(request: Request) -> Response:

@@ -52,42 +52,42 @@ async def transitions(request: Request) -> Response:
     is_all = page.choice(request, "rollouts", ("newest", "all")) == "all"
 
     def read(store: Store) -> Mapping[str, object]:
-        asked = read_selection(request, store, _PARAMETERS, TRANSITIONS)
-        shown = {"filters": TRANSITIONS, "query_of": asked.query}
+        selection = read_selection(request, store, _PARAMETERS, TRANSITIONS)
+        content = {"filters": TRANSITIONS, "query_of": selection.query}
         if page.faults_of(request):
-            return shown
-        is_whole = is_all or "rollout_id" in asked.query
-        within = None if is_whole else _find_window(store, asked, first)
+            return content
+        is_whole = is_all or "rollout_id" in selection.query
+        within = None if is_whole else _find_window(store, selection, first)
         table = store.transitions(
-            bodies=False, **{**asked.keywords, **(within or {}).get("times", {})}
+            bodies=False, **{**selection.keywords, **(within or {}).get("times", {})}
         )
         rows, total = table.page(_NEWEST_FIRST, page.ROWS, (number - 1) * page.ROWS)
         report = table.report()
         return {
-            **shown,
-            "rows": _make_rows(store, asked, rows),
+            **content,
+            "rows": _make_rows(store, selection, rows),
             "total": total,
             "size": page.ROWS,
             "number": number,
-            "has_advantage": "advantage" in asked.keywords,
+            "has_advantage": "advantage" in selection.keywords,
             "report": report,
-            "lost": sum(each.noun == "call" for each in report.dropped),
+            "lost": sum(drop.noun == "call" for drop in report.dropped),
             "reasons": list(_count_reasons(report, reason, part)),
             "reason": reason,
             "dropped_page": part,
             "many": MANY,
-            "repairs": Counter(each.rule for each in report.repairs),
+            "repairs": Counter(repair.rule for repair in report.repairs),
             "formats": list_formats(),
-            "command": asked.command(store),
+            "command": selection.command(store),
             "within": within,
         }
 
     return await page.answer(request, "transitions.html", read, title="Transitions")
 
 
-def _find_window(store: Store, asked: SelectionForm, first: int) -> dict[str, Any] | None:
+def _find_window(store: Store, selection: SelectionForm, first: int) -> dict[str, Any] | None:
     """Find the newest rollouts of a selection after so many newer ones; None if that is all."""
-    since_ns, until_ns = asked.keywords.get("since"), asked.keywords.get("until")
+    since_ns, until_ns = selection.keywords.get("since"), selection.keywords.get("until")
     bounds = [since_ns, since_ns, until_ns, until_ns]
     (row,) = store.sql(_WINDOW, [*bounds, first, first + ROLLOUTS]).rows()
     is_more = row["total"] > first + ROLLOUTS
@@ -101,14 +101,13 @@ def _find_window(store: Store, asked: SelectionForm, first: int) -> dict[str, An
 
 
 def _count_reasons(report: Report, whole: str, part: int) -> Iterator[dict[str, object]]:
-    """Yield what was left out by reason, the most frequent first; of one more than a few."""
-    found: dict[tuple[str, str], list[Dropped]] = {}
-    for each in report.dropped:
-        found.setdefault((each.noun, each.reason), []).append(each)
+    groups: dict[tuple[str, str], list[Dropped]] = {}
+    for drop in report.dropped:
+        groups.setdefault((drop.noun, drop.reason), []).append(drop)
     many = slice((part - 1) * MANY, part * MANY)
-    for (noun, why), entries in sorted(found.items(), key=lambda item: -len(item[1])):
-        shown = entries[many if why == whole else slice(_FEW)]
-        yield {"noun": noun, "reason": why, "entries": shown, "total": len(entries)}
+    for (noun, why), entries in sorted(groups.items(), key=lambda item: -len(item[1])):
+        visible = entries[many if why == whole else slice(_FEW)]
+        yield {"noun": noun, "reason": why, "entries": visible, "total": len(entries)}
 
 
 _UNTOLD: Final[Mapping[str, object]] = {"observation": "", "action": "", "credits": ()}
@@ -116,42 +115,42 @@ TOO_LARGE_TEXTS: Final[Mapping[str, object]] = {**_UNTOLD, "observation": TOO_LA
 
 
 def _make_rows(
-    store: Store, asked: SelectionForm, rows: Collection[Mapping[str, Any]]
+    store: Store, selection: SelectionForm, rows: Collection[Mapping[str, Any]]
 ) -> list[Mapping[str, object]]:
-    told = _read_contents(store, asked, rows)
+    contents = _read_contents(store, selection, rows)
     return [
         {
             **row,
             "resources": json.loads(row["resources"] or "{}"),
-            **told.get((row["trace_id"], row["span_id"]), _UNTOLD),
+            **contents.get((row["trace_id"], row["span_id"]), _UNTOLD),
         }
         for row in rows
     ]
 
 
 def _read_contents(
-    store: Store, asked: SelectionForm, rows: Collection[Mapping[str, Any]]
+    store: Store, selection: SelectionForm, rows: Collection[Mapping[str, Any]]
 ) -> dict[tuple[str, str], Mapping[str, object]]:
-    wanted = {(row["trace_id"], row["span_id"]) for row in rows}
-    if not wanted:
+    keys = {(row["trace_id"], row["span_id"]) for row in rows}
+    if not keys:
         return {}
-    every = list(dict.fromkeys(row["rollout_id"] for row in rows))
-    ids = select_small(store, every)
-    found: dict[tuple[str, str], Mapping[str, object]] = {
+    rollout_ids = list(dict.fromkeys(row["rollout_id"] for row in rows))
+    ids = select_small(store, rollout_ids)
+    contents: dict[tuple[str, str], Mapping[str, object]] = {
         (row["trace_id"], row["span_id"]): TOO_LARGE_TEXTS
         for row in rows
         if row["rollout_id"] not in ids
     }
     if not ids:
-        return found
-    for each in store.adapt(**{**asked.adapting, "rollout_id": ids}):
-        credits = credits_of(each.credited)
-        for path in each.trajectories:
+        return contents
+    for adaptation in store.adapt(**{**selection.adapting, "rollout_id": ids}):
+        credits = credits_of(adaptation.credited)
+        for path in adaptation.trajectories:
             for step in path.transitions:
                 key = (step.trace_id, step.span_id)
-                if key in wanted:
-                    found[key] = shorten_step(step, credits)
-    return found
+                if key in keys:
+                    contents[key] = shorten_step(step, credits)
+    return contents
 
 
 def shorten_step(
@@ -167,11 +166,11 @@ def shorten_step(
 
 def credits_of(credited: Iterable[Credited]) -> dict[str, list[Credited]]:
     """The rewards that reached each call, by its span id."""
-    found: dict[str, list[Credited]] = {}
-    for each in credited:
-        for call in each.calls:
-            found.setdefault(call, []).append(each)
-    return found
+    credits: dict[str, list[Credited]] = {}
+    for credit in credited:
+        for call in credit.calls:
+            credits.setdefault(call, []).append(credit)
+    return credits
 
 
 def cut(text: str, most: int = TEXT) -> str:

@@ -19,7 +19,7 @@ def page_path(noun: str, *parts: object) -> str:
 
 
 def resource_path(name: str, page: str) -> str:
-    """The path of a page about a resource: ``diff``, ``uses`` or ``change``.
+    """Return the path of a page about a resource: ``diff``, ``uses`` or ``change``.
 
     A name may be ``planner/diff``, but none holds an ``@``: what follows one is never its part.
     """
@@ -35,8 +35,8 @@ class Links(NamedTuple):
     @classmethod
     def of(cls, request: Request) -> "Links":
         """Addresses within the trace that was asked for."""
-        given = request.query_params
-        state = {name: given[name] for name in STATE if given.get(name)}
+        query = request.query_params
+        state = {name: query[name] for name in STATE if query.get(name)}
         return cls(page_path("traces", request.path_params["trace_id"]), state)
 
     @classmethod
@@ -68,7 +68,7 @@ class Links(NamedTuple):
 
     def toggle(self, row: Row, *, is_closed: bool) -> str:
         """The page with what is below a row shown, or not."""
-        closed = [each for each in self.state.get("closed", "").split(",") if each]
-        kept = [each for each in closed if each != row.span.span_id]
-        closed = kept if is_closed else [*kept, row.span.span_id][-MOST_CLOSED:]
+        closed = [span_id for span_id in self.state.get("closed", "").split(",") if span_id]
+        remaining = [span_id for span_id in closed if span_id != row.span.span_id]
+        closed = remaining if is_closed else [*remaining, row.span.span_id][-MOST_CLOSED:]
         return self(closed=",".join(closed) or None)

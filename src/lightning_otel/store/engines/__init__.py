@@ -15,10 +15,6 @@ _BOUNDS = ("since", "until")
 def make_source(given: str, *, data: str | None = None) -> SpanSource:
     """Return the source that a path, ``:memory:`` or a URL names; nothing is opened or made yet.
 
-    Args:
-        given: The name.
-        data: Where a lake's files lie, if the name does not say.
-
     Raises:
         ConfigError: The URL is of an engine this version does not know, or cannot be understood.
     """

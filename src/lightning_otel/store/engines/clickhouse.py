@@ -53,7 +53,6 @@ class ClickHouse(HttpSource):
     hint = "is it up, and are the user, the password and the database right?"
 
     def __init__(self, url: str) -> None:
-        """Name a table, as in the module's description; nothing is opened yet."""
         parts = urlsplit(url)
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         table = options.pop("table", "") or "otel_traces"
@@ -90,11 +89,7 @@ class ClickHouse(HttpSource):
         self.load(held)
 
     def load(self, source: SpanSource) -> int:
-        """Write the spans of a source that are not there yet; the table is made if it is missing.
-
-        Returns:
-            How many were written.
-        """
+        """Write the missing spans, in a table made if need be; return their number."""
         # One who may write spans into a table may not be allowed to make one.
         if not self._is_there(self._table):
             self.run(f"CREATE DATABASE IF NOT EXISTS {self._database}")
@@ -110,7 +105,6 @@ class ClickHouse(HttpSource):
     def _load_spans(
         self, con: "duckdb.DuckDBPyConnection", since_ns: int, until_ns: int, path: Path
     ) -> int:
-        """Write the spans that begin between two times and are not there."""
         within = f"start_ns BETWEEN {since_ns} AND {until_ns}"
         there = Selection(
             only=con.execute(f"SELECT trace_id, span_id FROM spans WHERE {within}").fetchall(),
@@ -136,10 +130,7 @@ class ClickHouse(HttpSource):
         return self.run(f"EXISTS TABLE {table}") == "1"
 
     def _add_times(self, selection: Selection) -> Selection:
-        """The selection with the time of its traces, from the table that knows it.
-
-        Without it a look for one trace reads some of every granule: the key begins with names.
-        """
+        """Add the time of a selection's traces: the table's key begins with names."""
         ids = set(selection.trace_ids)
         if not ids or selection.since_ns is not None:
             return selection

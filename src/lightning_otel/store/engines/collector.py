@@ -1,9 +1,8 @@
 """The table that an OpenTelemetry Collector's ClickHouse exporter fills, and spans in it: SQL only.
 
-Its attributes are maps of text to text: ``AsString`` of the Collector makes numbers their digits
-and lists their JSON. So which text was a number is known by its key where a convention names the
-key, and stays text elsewhere. Spans that we load carry beside that what the table has no column
-for, under two keys of our own, and come back as they were.
+Attributes are maps of text to text (``AsString``): which text was a number is known only where a
+convention names the key. Spans that we load keep what the table has no column for under two keys
+of our own, and come back as they were.
 
 Source: ``clickhouseexporter`` of opentelemetry-collector-contrib, its template of the traces table.
 """
@@ -208,8 +207,7 @@ _JUDGES: Final = f"({_IS_BARE} OR {_VIEW['name']} = {quoted(c.SPAN_ANNOTATION)})
 def select(table: str, selection: Selection) -> str:
     """Return the query for the selected spans, each once.
 
-    Of several rows with one id the one that begins first counts, of these the shortest: which of
-    them came first the table does not know.
+    Of several rows with one id the one that begins first counts, of these the shortest.
     """
     wanted = [f"{_VIEW[column]} AS {column}_" for column in COLUMNS if column in selection.columns]
     if REWARD_ATTRIBUTES in selection.columns and "attributes" not in selection.columns:

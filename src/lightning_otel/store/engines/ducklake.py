@@ -1,8 +1,7 @@
 """A lake as a source of spans: DuckLake on PostgreSQL, Parquet on object storage or in a folder.
 
-Reads only; what goes in comes through ``export lake``. No extension is ever fetched from the
-network: a lake needs the ones installed beside DuckDB (extra ``lake``), or those a user installed
-himself.
+No extension is ever fetched from the network: a lake needs those of the extra ``lake``, or ones
+that a user installed.
 """
 
 import importlib.util
@@ -79,7 +78,6 @@ class DuckLakeSource(SpanSource):
         return Query(con, f"WITH spans AS NOT MATERIALIZED ({bounded}) {text}", values)
 
     def _open(self, where: str = "true") -> "duckdb.DuckDBPyConnection":
-        """Attach the lake as ``lake``, to be read; the condition is one of whole traces."""
         with translate_errors(self.address):
             con = attach_lake(self.address, application=_READER, is_read_only=True)
             rows = con.execute(
@@ -117,8 +115,8 @@ def attach_lake(
 ) -> "duckdb.DuckDBPyConnection":
     """Return a DuckDB with the lake attached as ``lake``; made if it is to be written.
 
-    PostgreSQL lists the sessions under the application's name, of at most 63 characters. An error
-    of DuckDB's may hold secrets, see :func:`translate_errors`.
+    PostgreSQL lists the sessions under the application's name, of at most 63 characters. Errors of
+    DuckDB may hold secrets, see :func:`translate_errors`.
     """
     import duckdb
 
@@ -232,7 +230,6 @@ def check_version(con: "duckdb.DuckDBPyConnection", address: LakeAddress) -> Non
 
 
 def _selection_bounds(selection: Selection) -> tuple[str, str]:
-    """Return what surely holds of the traces, and of the times, of every selected span, in SQL."""
     parts = [selection] if selection.also is None else [selection, selection.also]
     ids = sorted({each for part in parts for each in part.trace_ids})
     traces, times = "true", ["true"]

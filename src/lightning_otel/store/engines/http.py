@@ -1,6 +1,6 @@
 """Engines that answer over HTTP, and a store behind ``lightning-otel serve`` as the first of them.
 
-A served store is ``http://host:4318``, ``https://…``; a token stands before the host
+A served store is ``http://host:4318`` or ``https://…``; its token stands in the URL
 (``http://:token@host``), or in ``LIGHTNING_OTEL_TOKEN``.
 """
 
@@ -46,16 +46,11 @@ _HINTS: Final = {
 
 
 class HttpSource(RemoteSource):
-    """An engine that answers POST requests.
-
-    Attributes:
-        hint: What to look after where nobody answers.
-    """
+    """An engine that answers POST requests; the ``hint`` is for where nobody answers."""
 
     hint: str
 
     def __init__(self, parts: urllib.parse.SplitResult, *, is_tls: bool, port: int | None) -> None:
-        """Name the host of a URL, which must have one, with a default port."""
         try:
             port = parts.port or port
         except ValueError as exc:
@@ -76,7 +71,6 @@ class HttpSource(RemoteSource):
     def _post(
         self, path: str, body: bytes, kind: str = "application/octet-stream"
     ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request; the answer is read within the block."""
         headers = {"Content-Type": kind, "Connection": "close", **self._make_headers()}
         connection = self._connect(self._host, timeout=CONNECT_S)
         try:
@@ -100,7 +94,6 @@ class Server(HttpSource):
     hint = "is `lightning-otel serve` running there?"
 
     def __init__(self, url: str) -> None:
-        """Name a server, as in the module's description; nothing is opened yet."""
         parts = urllib.parse.urlsplit(url)
         if not parts.hostname or parts.query or parts.fragment:
             raise ConfigError(
@@ -145,7 +138,6 @@ class Server(HttpSource):
             )
 
     def _send_spans(self, body: bytes, reasons: set[str]) -> int:
-        """Return how many spans the server rejected; ``reasons`` is told why."""
         with self._post(self._path + ADD_PATH, body, _PROTOBUF) as answer:
             kind, text = answer.headers.get_content_type(), answer.read()
         try:

@@ -37,11 +37,7 @@ class UnsendableError(ValueError):
 
 
 def encode_request(spans: Iterable[Span], *, with_content: bool) -> bytes:
-    """One export request.
-
-    Args:
-        spans: One that has not ended has no end time there.
-        with_content: Whether messages, token ids and other content stay on them.
+    """Return one export request; a span that has not ended has no end time there.
 
     Raises:
         UnsendableError: A span's ids or times are none of OTLP's.
@@ -63,11 +59,7 @@ def encode_request(spans: Iterable[Span], *, with_content: bool) -> bytes:
 
 
 def encode_span(span: Span, *, with_content: bool) -> trace_pb2.Span:
-    """One span's message.
-
-    Raises:
-        UnsendableError: Its ids or times are none of OTLP's.
-    """
+    """Return a span's message; UnsendableError if its ids or times are none of OTLP's."""
     span = span if with_content else strip_content(span)
     end_ns = span.end_ns or 0
     if span.start_ns not in _UINT64 or end_ns not in _UINT64:

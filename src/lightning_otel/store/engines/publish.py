@@ -1,9 +1,8 @@
 """Publish settled files into a lake, exactly once, also if a publisher is killed.
 
-Settled files become publications of enough rows, which the manifest notes down; each is written to
-the lake's data path as one file, and registered together with a row in the lake's table
-``published``: that transaction is the only commit mark. A publisher that died is finished off in
-PostgreSQL before the next one looks what is there.
+The manifest notes publications of enough rows; each becomes one file, registered together with a
+row in the lake's table ``published``: that transaction is the only commit mark. A dead publisher
+is ended in PostgreSQL before the next one looks.
 """
 
 import contextlib
@@ -65,13 +64,7 @@ _PUBLISHED_COLUMNS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """The result of a publication.
-
-    Attributes:
-        spans: How many went into the lake.
-        files: As how many files.
-        waiting: Settled spans that are too few for a file yet.
-    """
+    """The spans and files that went into the lake, and settled spans still too few for a file."""
 
     spans: int = 0
     files: int = 0
@@ -115,7 +108,6 @@ def publish(
 
 @contextlib.contextmanager
 def _elect_publisher(layout: Layout) -> Iterator[str]:
-    """Elect this process the only publisher of the store for a block; give the publisher's id."""
     with file_lock(layout.root / "publisher.lock") as descriptor:
         if descriptor is None:
             raise StoreError(
@@ -130,10 +122,7 @@ def _elect_publisher(layout: Layout) -> Iterator[str]:
 
 
 def _plan_publications(layout: Layout, *, is_rest_included: bool) -> set[str]:
-    """Note down in the manifest which files go as what; return the names of all publications.
-
-    What was noted down stays so: a publisher that comes after a dead one goes on with its files.
-    """
+    """Note in the manifest which files go as what, for good; return all publications."""
     with hold_settler_lock(layout, _WAIT_S):
         manifest = layout.read_manifest()
         names = {file.name: file.publication for file in manifest.live_files}
@@ -160,7 +149,6 @@ def _plan_publications(layout: Layout, *, is_rest_included: bool) -> set[str]:
 def _open_lake(
     layout: Layout, address: LakeAddress, publisher: str
 ) -> "Iterator[duckdb.DuckDBPyConnection]":
-    """Open the lake with its tables, made if need be, and no earlier publisher at it."""
     if address.data and "://" not in address.data:
         Path(normalize_folder(address.data)).mkdir(mode=0o700, parents=True, exist_ok=True)
     application = f"lightning-otel publish {publisher}"
@@ -185,11 +173,7 @@ def _open_lake(
 
 
 def _end_predecessors(con: "duckdb.DuckDBPyConnection", application: str, own: str) -> None:
-    """End what an earlier publisher of this store left running in PostgreSQL, and wait for its end.
-
-    A publisher killed in its commit may be outlived by it: only when that session is gone, it is
-    certain what is in the lake.
-    """
+    """End what an earlier publisher left running in PostgreSQL: its commit may outlive it."""
     ended = (
         "SELECT count(pg_terminate_backend(pid)) AS n FROM pg_stat_activity "
         "WHERE datname = current_database() "
@@ -209,7 +193,7 @@ def _end_predecessors(con: "duckdb.DuckDBPyConnection", application: str, own: s
 def _put_publication(
     con: "duckdb.DuckDBPyConnection", layout: Layout, publisher: str, publication: str
 ) -> int:
-    """Write a publication to the data path and register it; return its spans, 0 if none is left."""
+    """Write a publication and register it; return its spans, 0 if none is left."""
     folder = f"{read_data_path(con)}main/spans"
     place = f"{folder}/spans-{publication}.parquet"
     if "://" not in folder:

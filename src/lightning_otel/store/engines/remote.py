@@ -1,7 +1,7 @@
 """Read spans of a remote engine with a DuckDB of this process.
 
-An engine only sends the selected spans, with the selected columns. Views and queries run here, on
-what it sent. So every engine gives the same rows, and none knows calls, rewards or transitions.
+An engine only sends the selected spans and columns; views and queries run here, so every engine
+gives the same rows.
 """
 
 import re
@@ -30,11 +30,7 @@ _EMPTY: Final = "CREATE TABLE spans (" + ", ".join(f"{n} {k}" for n, k in COLUMN
 
 
 class RemoteSource(SpanSource):
-    """The spans of an engine, as much of them as is asked for.
-
-    Attributes:
-        window: Times that are never looked beyond.
-    """
+    """The spans of an engine, as much of them as is asked for, never beyond ``window``."""
 
     window = Selection()
 
@@ -44,11 +40,7 @@ class RemoteSource(SpanSource):
 
     @abstractmethod
     def send(self, selection: Selection, path: Path) -> None:
-        """Write the selected spans to a Parquet file, each once, in any order.
-
-        Args:
-            selection: Without ``also``; its columns are those of the file.
-            path: The file.
+        """Write the selected spans and columns to a Parquet file, each span once, in any order.
 
         Raises:
             StoreError: The engine cannot be reached, or refuses.
@@ -87,7 +79,6 @@ class RemoteSource(SpanSource):
         return super()._read(con, names, columns, asked, page)
 
     def _load_selection(self, con: "duckdb.DuckDBPyConnection", selection: Selection) -> None:
-        """Fetch the spans into the table, in their columns."""
         import duckdb
 
         both = (selection, self.window)

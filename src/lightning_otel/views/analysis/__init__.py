@@ -33,7 +33,6 @@ class Step:
     Attributes:
         label: A short name, such as ``planner #3``.
         observation: The last that the agent saw before it acted, in short.
-        action: Its action, in short.
         reward: Its credit; None without any.
         credit: The value and the rule of each reward in that.
         advantage: Its rollout against its group; None if not asked for, or none.
@@ -65,10 +64,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class CreditedReward:
-    """A reward, and the steps it was credited to by a rule, or the reason why to none.
-
-    Its name is empty for the usual one, its value as it was recorded.
-    """
+    """A reward as recorded, and the steps a rule credited it to, or why to none."""
 
     name: str
     value: Any
@@ -87,8 +83,6 @@ class Totals(NamedTuple):
 
     Attributes:
         calls: Their number; what two instrumentors recorded counts once.
-        input_tokens: Of those that say so.
-        output_tokens: Likewise.
         uncounted: Calls without a count of tokens.
         duration_s: From the first start to the last end of anything but rewards, seconds.
         model_s: Seconds of the calls, each by itself.
@@ -111,11 +105,8 @@ class Analysis:
     """Steps, rewards, totals and findings of one rollout.
 
     Attributes:
-        rollout_id: Its id.
         task: Its task as recorded; empty if it was not.
         steps: In the order of its trajectories; a step that several share stands once.
-        rewards: All that it was given.
-        totals: Calls, tokens, time and cost.
         findings: What stands out, errors first.
     """
 
@@ -134,19 +125,18 @@ class Analysis:
             **self.totals._asdict(),
             "steps": list(map(asdict, self.steps)),
             "rewards": list(map(asdict, self.rewards)),
-            "findings": [each._asdict() for each in self.findings],
+            "findings": [finding._asdict() for finding in self.findings],
         }
 
     def __str__(self) -> str:
-        """Return all of it in lines of text."""
         lines = [self.headline()]
         for step in self.steps:
             reward = "" if step.reward is None else f" · reward {step.reward:g}"
             advantage = "" if step.advantage is None else f" · advantage {step.advantage:.3g}"
-            said = f"{step.observation} → {step.action}"
-            lines.append(f"{one_line(step.label, 60)} {said}{reward}{advantage}")
-        lines += [f"reward {one_line(given, _SHORT)}" for given in self.rewards]
-        return "\n".join([*lines, *(f"! {each.text}" for each in self.findings)])
+            line = f"{step.observation} → {step.action}"
+            lines.append(f"{one_line(step.label, 60)} {line}{reward}{advantage}")
+        lines += [f"reward {one_line(reward, _SHORT)}" for reward in self.rewards]
+        return "\n".join([*lines, *(f"! {finding.text}" for finding in self.findings)])
 
     def headline(self) -> str:
         """Return its name and totals in one line."""
@@ -174,7 +164,7 @@ def analyze_episode(
     Args:
         episode_id: The beginning of the id of a rollout, or of a trace, span or response in it;
             ``@last`` is the newest.
-        store: Where it is; by default the one that is used where none is named.
+        store: By default the one that is used where none is named.
         prices: Prices as :func:`analyze` takes them, above those of ``LIGHTNING_OTEL_PRICES`` and
             those that are known here.
         advantage: Also how much better it did than others of its task, such as ``grpo``.
@@ -197,13 +187,13 @@ def analyze_episode(
     if advantage is None:
         return analyze(trace, prices=table)
     steps = opened.transitions(rollout_id=rollout_id, advantage=advantage, bodies=False)
-    advantages = {(each.trace_id, each.span_id): each.advantage for each in steps}
+    advantages = {(step.trace_id, step.span_id): step.advantage for step in steps}
     result = analyze(trace, prices=table, advantages=advantages)
-    own = {(span.trace_id, span.span_id) for span in spans}
+    keys = {(span.trace_id, span.span_id) for span in spans}
     lacking = dict.fromkeys(
-        each.reason
-        for each in steps.report().dropped
-        if each.noun == "advantage" and (each.trace_id, each.span_id) in own
+        drop.reason
+        for drop in steps.report().dropped
+        if drop.noun == "advantage" and (drop.trace_id, drop.span_id) in keys
     )
     more = (Finding("no_advantage", reason) for reason in lacking)
     return replace(result, findings=(*result.findings, *more))
@@ -215,10 +205,10 @@ def analyze(
     prices: Prices | Mapping[str, Sequence[float]] | None = None,
     advantages: Mapping[SpanKey, float | None] | None = None,
 ) -> Analysis:
-    """Analyze a rollout by its trace.
+    """Analyze a rollout by its trace, each row with its whole span.
 
     Args:
-        trace: Its rows, each with its whole span.
+        trace: Its rows.
         prices: A table of prices; or those of a million tokens in and of a million out, by name or
             glob of a model. The first that fits counts.
         advantages: By trace and span id of a step.
@@ -246,18 +236,18 @@ def analyze(
             )
     steps: dict[SpanKey, Step] = {}
     for path in trace.trajectories:
-        for each in path.transitions:
-            span = (each.trace_id, each.span_id)
+        for transition in path.transitions:
+            span = (transition.trace_id, transition.span_id)
             if span in places and span not in steps:
                 at = places[span]
                 steps[span] = _make_step(
-                    trace.rows[at], each, priced, label=trace.rows[at].label,
+                    trace.rows[at], transition, priced, label=trace.rows[at].label,
                     credit=tuple(credit.get(at, ())), advantage=(advantages or {}).get(span),
                 )  # fmt: skip
     totals = _sum_calls(trace, priced)
     rollout_id = trace.rows[0].span.rollout_id if trace.rows else ""
     tasks = (row.span.attributes.get(c.TASK) for row in trace.rows)
-    task = one_line(str(next((each for each in tasks if each is not None), "")), 200)
+    task = one_line(str(next((candidate for candidate in tasks if candidate is not None), "")), 200)
     findings = tuple(list_findings(trace, steps, rewards, totals))
     return Analysis(rollout_id, task, tuple(steps.values()), tuple(rewards), totals, findings)
 
@@ -278,17 +268,17 @@ def _check_prices(prices: Prices | Mapping[str, Sequence[float]] | None) -> Pric
     return Prices(rows)
 
 
-def _make_step(row: Row, each: Transition, prices: Prices, **more: Any) -> Step:
+def _make_step(row: Row, transition: Transition, prices: Prices, **more: Any) -> Step:
     tokens = _count_tokens(row)
     return Step(
         branch=row.branch,
-        observation=one_line(plain_text(each.observation[-1:]), _SHORT),
-        action=one_line(plain_text(each.action[:1]), _SHORT),
+        observation=one_line(plain_text(transition.observation[-1:]), _SHORT),
+        action=one_line(plain_text(transition.action[:1]), _SHORT),
         input_tokens=tokens[0],
         output_tokens=tokens[1],
         duration_s=_duration_s(row) if row.kind == "call" else None,
         cost=find_cost(row, prices),
-        **{name: getattr(each, name) for name in _COPIED},
+        **{name: getattr(transition, name) for name in _COPIED},
         **more,
     )
 
@@ -307,7 +297,7 @@ def _sum_calls(trace: Trace, prices: Prices) -> Totals:
         uncounted=tokens.count((None, None)),
         duration_s=(max(ends, default=0) - started) / 1e9,
         model_s=sum(_duration_s(row) or 0.0 for row in calls),
-        cost=sum(known) if (known := [cost for cost in costs if cost is not None]) else None,
+        cost=sum(priced) if (priced := [cost for cost in costs if cost is not None]) else None,
         unpriced=costs.count(None) if prices.rows else 0,
     )
 
@@ -322,8 +312,8 @@ def _count_tokens(row: Row) -> tuple[int | None, int | None]:
     step, get = row.step, row.span.attributes.get
     ids = (step.prompt_ids, step.response_ids) if step is not None else ((), ())
     tokens_in, tokens_out = (
-        count if isinstance(count, int) and not isinstance(count, bool) else len(known) or None
-        for count, known in zip((get(c.INPUT_TOKENS), get(c.OUTPUT_TOKENS)), ids, strict=True)
+        count if isinstance(count, int) and not isinstance(count, bool) else len(token_ids) or None
+        for count, token_ids in zip((get(c.INPUT_TOKENS), get(c.OUTPUT_TOKENS)), ids, strict=True)
     )
     return tokens_in, tokens_out
 

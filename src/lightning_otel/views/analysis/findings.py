@@ -40,10 +40,10 @@ def list_findings(
     totals: "Totals",
 ) -> Iterator[Finding]:
     """Yield the findings, errors first."""
-    every = list(steps.values())
-    yield from _find_faults(trace, every, rewards)
+    all_steps = list(steps.values())
+    yield from _find_faults(trace, all_steps, rewards)
     yield from _find_repeated(trace, steps)
-    yield from _find_oddities(trace, every, totals)
+    yield from _find_oddities(trace, all_steps, totals)
 
 
 def _find_faults(
@@ -58,13 +58,15 @@ def _find_faults(
     failed = [n for at, n in enumerate(rows) if n.span.status == "ERROR" and at not in outer]
     yield from _group(
         "error", failed, _word_error,
-        lambda reason, held: reason + (f", {len(held):,} times" if len(held) > 1 else ""),
+        lambda reason, rows: reason + (f", {len(rows):,} times" if len(rows) > 1 else ""),
     )  # fmt: skip
-    if left := [row for row in rows if row.span.is_incomplete]:
-        yield Finding("incomplete", f"{count_noun(len(left), 'span')} never ended", _ids_of(left))
-    if left := [row for row in rows if row.span.attributes.get(c.ABANDONED)]:
-        text = f"{count_noun(len(left), 'stream')} left before the end"
-        yield Finding("abandoned", text, _ids_of(left))
+    if unended := [row for row in rows if row.span.is_incomplete]:
+        yield Finding(
+            "incomplete", f"{count_noun(len(unended), 'span')} never ended", _ids_of(unended)
+        )
+    if unended := [row for row in rows if row.span.attributes.get(c.ABANDONED)]:
+        text = f"{count_noun(len(unended), 'stream')} left before the end"
+        yield Finding("abandoned", text, _ids_of(unended))
     attempts = {path.attempt_id for path in trace.trajectories}
     if len(attempts) > 1:
         yield Finding("retried", f"tried {len(attempts)} times")
@@ -73,39 +75,38 @@ def _find_faults(
     if not rewards:
         yield Finding("no_reward", "nobody gave it a reward")
     yield from _group(
-        "uncredited", rewards, lambda given: given.left_out,
-        lambda reason, held: (
-            f"a reward of {held[0].value} is in no step: {reason}"
-            if len(held) == 1
-            else f"{len(held):,} rewards are in no step: {reason}"
+        "uncredited", rewards, lambda reward: reward.left_out,
+        lambda reason, rewards: (
+            f"a reward of {rewards[0].value} is in no step: {reason}"
+            if len(rewards) == 1
+            else f"{len(rewards):,} rewards are in no step: {reason}"
         ),
     )  # fmt: skip
     # Another record of a call that is in a step is no loss.
     lost = [n for n in rows if n.step is None and (n.is_call or n.kind == "mark")]
     yield from _group(
         "left_out", lost, lambda row: row.left_out,
-        lambda reason, held: f"{count_noun(len(held), 'call')} in no step: {reason}",
+        lambda reason, calls: f"{count_noun(len(calls), 'call')} in no step: {reason}",
     )  # fmt: skip
 
 
-def _find_repeated(trace: Trace, known: "Mapping[SpanKey, Step]") -> Iterator[Finding]:
-    """Yield tools called again with the same arguments, and words said again, by one agent."""
+def _find_repeated(trace: Trace, steps: "Mapping[SpanKey, Step]") -> Iterator[Finding]:
     texts: dict[tuple[str, str, int, str], dict[str, Step]] = {}
     for path in trace.trajectories:
-        for each in path.transitions:
-            step = known.get((each.trace_id, each.span_id))
-            calls = dict.fromkeys(_calls_of_tools(each))
+        for transition in path.transitions:
+            step = steps.get((transition.trace_id, transition.span_id))
+            calls = dict.fromkeys(_calls_of_tools(transition))
             if step is not None:
                 for text in calls or ([f"“{step.action}”"] if step.action else []):
                     key = (path.attempt_id, path.agent, path.branch, text)
                     texts.setdefault(key, {})[step.span_id] = step
-    seen: set[tuple[str, ...]] = set()
-    for (*_, text), held in texts.items():
-        if len(held) > 1 and tuple(held) not in seen:
-            seen.add(tuple(held))
-            where = _join_labels(list(held.values()))
-            repeated = f"{one_line(text, _QUOTED)}, {len(held)} times: {where}"
-            yield Finding("repeated", repeated, tuple(held))
+    reported: set[tuple[str, ...]] = set()
+    for (*_, text), places in texts.items():
+        if len(places) > 1 and tuple(places) not in reported:
+            reported.add(tuple(places))
+            where = _join_labels(list(places.values()))
+            repeated = f"{one_line(text, _QUOTED)}, {len(places)} times: {where}"
+            yield Finding("repeated", repeated, tuple(places))
 
 
 def _calls_of_tools(step: Transition) -> Iterator[str]:
@@ -127,8 +128,8 @@ def _find_oddities(trace: Trace, steps: "Sequence[Step]", totals: "Totals") -> I
     yield from _group(
         "inexact", [step for step in steps if step.capture != "exact"],
         lambda step: step.inexact or "no token ids",
-        lambda reason, held: (
-            f"{len(held)} of {count_noun(len(steps), 'step')} not exact: {reason}"
+        lambda reason, members: (
+            f"{len(members)} of {count_noun(len(steps), 'step')} not exact: {reason}"
         ),
     )  # fmt: skip
     for step in steps:
@@ -139,7 +140,7 @@ def _find_oddities(trace: Trace, steps: "Sequence[Step]", totals: "Totals") -> I
             yield Finding("slow", text, (step.span_id,))
     yield from _group(
         "moved", trace.rows, lambda row: row.repair,
-        lambda rule, held: f"{count_noun(len(held), 'span')} moved: {rule}",
+        lambda rule, spans: f"{count_noun(len(spans), 'span')} moved: {rule}",
     )  # fmt: skip
     if totals.uncounted:
         calls = count_noun(totals.uncounted, "call")
@@ -155,19 +156,18 @@ def _group(
     reason_of: Callable[[Any], str],
     word: Callable[[str, list[Any]], str],
 ) -> Iterator[Finding]:
-    """Yield a finding for the items of each reason; those without one are left out."""
     groups: dict[str, list[Any]] = {}
     for item in items:
         if reason := reason_of(item):
             groups.setdefault(reason, []).append(item)
-    for reason, held in groups.items():
-        yield Finding(kind, one_line(word(reason, held), _LONGEST + 40), _ids_of(held))
+    for reason, members in groups.items():
+        yield Finding(kind, one_line(word(reason, members), _LONGEST + 40), _ids_of(members))
 
 
 def _word_error(row: Row) -> str:
     get = row.span.attributes.get
     who = f"{row.span.name} {get(c.OPERATION_NAME) or ''}".rstrip()
-    events = [each.attributes for each in row.span.events if c.EXCEPTION_TYPE in each.attributes]
+    events = [event.attributes for event in row.span.events if c.EXCEPTION_TYPE in event.attributes]
     raised = events[-1] if events else {}
     kind = get(c.ERROR_TYPE) or raised.get(c.EXCEPTION_TYPE)
     message = row.span.status_message or raised.get(c.EXCEPTION_MESSAGE)

@@ -1,8 +1,4 @@
-"""Curves: how reward, success, length, tokens and metrics of training runs develop.
-
-Belongs here: reading them from the store's views and from the runs, and drawing them as SVG, as PNG
-or as one small chart in characters.
-"""
+"""Curves: how reward, success, length, tokens and metrics of training runs develop."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,11 +42,9 @@ class Curves(tuple[Chart, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        """Draw the charts in characters, 80 cells wide."""
         return "\n".join(line for chart in self for line in chart_lines(chart))
 
     def _repr_html_(self) -> str:
-        """Draw the charts as SVG, for notebooks."""
         return svg(self)
 
     def save(self, path: "str | os.PathLike[str]") -> None:
@@ -63,8 +57,8 @@ class Curves(tuple[Chart, ...]):
         from lightning_otel.store.files import private_file
 
         picture = check_picture(path)(self)
-        with private_file(path) as made:
-            made.write_bytes(picture if isinstance(picture, bytes) else picture.encode())
+        with private_file(path) as temporary:
+            temporary.write_bytes(picture if isinstance(picture, bytes) else picture.encode())
 
 
 def check_picture(path: "str | os.PathLike[str]") -> Any:
@@ -102,8 +96,7 @@ def plot_training_metrics(
         save_path: A file to write as well: ``curves.svg`` or ``.png``.
         by: ``rollout``, in the order they began; ``time``; ``step`` of a training run; or
             ``version`` of a resource.
-        runs: Prefixes of the ids of training runs, or ``@last``; the metrics are then those of the
-            runs.
+        runs: Prefixes of the ids of training runs whose metrics are drawn, or ``@last``.
         mode: Only rollouts of this mode, such as ``val``.
         since: Only rollouts that began at this time or later, as ``Store.transitions()`` takes it.
         until: Only rollouts that began before this time.

@@ -31,18 +31,12 @@ def sparkline(values: Iterable[float], low: float = 0.0, high: float = 1.0) -> s
 
 def bar(part: float, width: int = 24) -> str:
     """Draw a share, 0 to 1, to an eighth of a character."""
-    whole, rest = divmod(round(min(1.0, max(0.0, part)) * width * 8), 8)
-    return "█" * whole + (_EIGHTHS[rest] if rest else "")
+    whole, eighths = divmod(round(min(1.0, max(0.0, part)) * width * 8), 8)
+    return "█" * whole + (_EIGHTHS[eighths] if eighths else "")
 
 
 def chart_lines(chart: Chart, width: int = 80, *, is_ascii: bool = False) -> Iterator[str]:
-    """Draw a chart as lines of text, none longer than the width.
-
-    Args:
-        chart: The chart; without values it says so.
-        width: Cells of a line, at least 24.
-        is_ascii: Draw the curves and the frame without block characters.
-    """
+    """Draw a chart as lines of at most ``width`` cells, itself at least 24."""
     width = max(NARROWEST, width)
     return (
         one_line(line, width).rstrip() for line in _chart_lines(chart, width, is_ascii=is_ascii)
@@ -55,8 +49,8 @@ def _chart_lines(chart: Chart, width: int, *, is_ascii: bool) -> Iterator[str]:
         yield f"{one_line(chart.title)}: nothing to draw"
     else:
         count = sum(series.count for series in chart.series)
-        told = _word_course(chart.series[0]) if is_one else ""
-        yield f"{one_line(chart.title)}  {count_noun(count, 'value')}{told}"
+        course = _word_course(chart.series[0]) if is_one else ""
+        yield f"{one_line(chart.title)}  {count_noun(count, 'value')}{course}"
         yield from _plot_lines(chart, width, is_ascii=is_ascii)
     for rank, series in enumerate(() if is_one else chart.series):
         yield f" {_series_mark(rank)} {one_line(series.name, 40)}{_word_course(series)}"
@@ -69,9 +63,8 @@ def _series_mark(rank: int) -> str:
 
 
 def _word_course(series: Series) -> str:
-    """Say from where to where the moving mean went, from the first one of enough values."""
     points = series.points
-    first = next((each for each in points if each.mean_count >= series.window), points[-1])
+    first = next((point for point in points if point.mean_count >= series.window), points[-1])
     if len(points) == 1:
         return f"  {number(first.mean)}"
     window = f"mean of {series.window:,}: " if series.window > 1 else ""
@@ -84,7 +77,7 @@ def _plot_lines(chart: Chart, width: int, *, is_ascii: bool) -> Iterator[str]:
     names = labels(marks)
     gutter = max(map(len, names))
     across = max(8, width - gutter - 2)
-    named = {
+    places = {
         _row_of(share(value, low, high)): name for value, name in zip(marks, names, strict=True)
     }
     heights = [_curve_heights(series, chart, across) for series in chart.series]
@@ -99,7 +92,7 @@ def _plot_lines(chart: Chart, width: int, *, is_ascii: bool) -> Iterator[str]:
                     cells[column] = " " if level < 0 else _LEVELS[min(7, level)]
                 elif _row_of(height) == row:
                     cells[column] = _series_mark(rank)
-        name = named.get(row, "")
+        name = places.get(row, "")
         yield f"{name:>{gutter}} {tick if name else edge}{''.join(cells)}"
     yield f"{'':>{gutter}} {corner}{line * across}"
     yield f"{'':>{gutter + 2}}{_axis_ends(chart, across)}"

@@ -61,11 +61,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The points of one line, from left to right.
+    """The points of one line, at least one, from left to right.
 
     Attributes:
         name: The run or version; empty if there is one line only.
-        points: At least one.
         window: Values in a moving mean, as soon as there are so many; 1 is none.
     """
 
@@ -88,15 +87,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One metric over one axis.
-
-    Attributes:
-        metric: Its name.
-        title: The measure in words.
-        axis: The axis.
-        series: The lines; none if there was no value.
-        notes: Values that are missing, and the reason.
-    """
+    """One metric over one axis; ``notes`` tell of missing values, and the reason."""
 
     metric: str
     title: str
@@ -116,8 +107,8 @@ class Chart:
         """Return the ends of the axis; apart where there is but one point."""
         places = [point.x for series in self.series for point in series.points]
         low, high = min(places, default=0.0), max(places, default=1.0)
-        apart = max(1.0, abs(low) * 1e-9)  # of a time in ns, 1 is less than its precision
-        return (low, high) if low < high else (low - apart, low + apart)
+        precision = max(1.0, abs(low) * 1e-9)  # of a time in ns, 1 is less than its precision
+        return (low, high) if low < high else (low - precision, low + precision)
 
     def as_json(self) -> dict[str, Any]:
         """Return the chart for programs, with all that is known of each point."""
@@ -139,7 +130,7 @@ class Chart:
 
 
 def _point_json(point: Point, axis: Axis) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         ("start_ns" if axis == "time" else axis): point.label or int(point.x),
         "value": point.value,
         "low": point.low,
@@ -147,22 +138,22 @@ def _point_json(point: Point, axis: Axis) -> dict[str, Any]:
         "count": point.count,
     }
     if axis == "version":
-        return {**found, "error": point.error}
-    return {**found, "mean": point.mean, "mean_count": point.mean_count}
+        return {**fields, "error": point.error}
+    return {**fields, "mean": point.mean, "mean_count": point.mean_count}
 
 
 def make_series(name: str, values: Sequence[Value], window: int) -> Series:
     """Make a line of values in their order, each bin a point with the moving mean at its end."""
     points, numbers = [], list[float]()
-    steps = [later[0] - former[0] for former, later in pairwise(values) if later[0] > former[0]]
+    steps = [latter[0] - former[0] for former, latter in pairwise(values) if latter[0] > former[0]]
     distances, longest = iter([0, *steps]), _GAP * median(steps or [0])
     for _, group in groupby(values, itemgetter(0)):
-        held = list(group)
-        own = [value for _, _, value in held]
-        numbers += own
-        near = numbers[-window:]
+        members = list(group)
+        ys = [value for _, _, value in members]
+        numbers += ys
+        tail = numbers[-window:]
         points.append(
-            Point(held[-1][1], mean_of(own), min(own), max(own), len(own), mean_of(near), len(near),
+            Point(members[-1][1], mean_of(ys), min(ys), max(ys), len(ys), mean_of(tail), len(tail),
                   is_apart=next(distances) > longest)
         )  # fmt: skip
     return Series(name, tuple(points), window)
@@ -186,15 +177,15 @@ def widened(low: float, high: float) -> tuple[float, float]:
     """Return bounds that are apart enough for a scale, around the same middle."""
     if high / 2 - low / 2 > _LEAST:
         return low, high
-    apart = max(abs(low) * 0.1, 0.5)
-    return max(-_LARGEST, low - apart), min(_LARGEST, high + apart)
+    margin = max(abs(low) * 0.1, 0.5)
+    return max(-_LARGEST, low - margin), min(_LARGEST, high + margin)
 
 
 def share(value: float, low: float, high: float) -> float:
     """Return the place of a value between bounds that are apart, 0 to 1; others are clipped."""
     # Halves, as the distance of two numbers may be larger than any number.
-    found = (value / 2 - low / 2) / (high / 2 - low / 2)
-    return min(1.0, max(0.0, found))
+    fraction = (value / 2 - low / 2) / (high / 2 - low / 2)
+    return min(1.0, max(0.0, fraction))
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
@@ -214,16 +205,16 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 def labels(values: Sequence[float]) -> list[str]:
     """Return numbers as texts that are as short as can be and still differ."""
     for digits in range(3, 17):
-        found = [_round_digits(value, digits) for value in values]
-        if len(set(found)) == len(set(values)):
-            return found
+        texts = [_round_digits(value, digits) for value in values]
+        if len(set(texts)) == len(set(values)):
+            return texts
     return [repr(value) for value in values]
 
 
 def _round_digits(value: float, digits: int) -> str:
-    found = f"{value + 0.0:.{digits}g}"
+    text = f"{value + 0.0:.{digits}g}"
     # Whole numbers as people write them, as far as they are short.
-    return f"{value:.0f}" if "e" in found and value.is_integer() and abs(value) < 1e6 else found
+    return f"{value:.0f}" if "e" in text and value.is_integer() and abs(value) < 1e6 else text
 
 
 def number(value: float) -> str:
@@ -234,8 +225,8 @@ def number(value: float) -> str:
 def axis_labels(chart: Chart, places: Sequence[float]) -> list[str]:
     """Return the labels of places on the axis."""
     if chart.axis == "version":
-        named = {point.x: point.label for series in chart.series for point in series.points}
-        return [named.get(place, "") for place in places]
+        labels = {point.x: point.label for series in chart.series for point in series.points}
+        return [labels.get(place, "") for place in places]
     if chart.axis == "time":
         low, high = chart.reach()
         return [moment(place, high / 1e9 - low / 1e9) for place in places]
@@ -244,9 +235,9 @@ def axis_labels(chart: Chart, places: Sequence[float]) -> list[str]:
 
 def moment(time_ns: float, span_s: float) -> str:
     """Return a time, UTC, as exactly as an axis of so many seconds needs it."""
-    found = datetime.fromtimestamp(min(_LATEST_S, max(0.0, time_ns / 1e9)), UTC)
+    instant = datetime.fromtimestamp(min(_LATEST_S, max(0.0, time_ns / 1e9)), UTC)
     form = "%Y-%m-%d" if span_s > _DAYS * 4 else "%m-%d %H:%M" if span_s > _DAYS else "%H:%M"
-    return found.strftime(form if span_s > 600 else "%H:%M:%S")
+    return instant.strftime(form if span_s > 600 else "%H:%M:%S")
 
 
 def axis_title(axis: Axis) -> str:

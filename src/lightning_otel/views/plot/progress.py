@@ -26,8 +26,7 @@ class Progress(AbstractContextManager["Progress"]):
     """A callback for training: ``progress(step, total, metrics)`` after each step.
 
     On a terminal it keeps one line up to date; in a file or pipe it writes one at the first step,
-    at the last, and every ten seconds between them. As a context manager it ends the line also
-    where training stops early.
+    at the last, and every ten seconds. As a context manager it ends the line where training stops.
     """
 
     def __init__(
@@ -37,13 +36,7 @@ class Progress(AbstractContextManager["Progress"]):
         *,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make one for one run.
-
-        Args:
-            metric: Name of the number that is drawn as well.
-            stream: By default stderr.
-            now_s: A clock that never goes back, seconds.
-        """
+        """Draw the metric too, by default to stderr; ``now_s`` is a clock that never goes back."""
         self._metric = metric
         self._stream = stream if stream is not None else sys.stderr
         self._is_terminal = self._stream.isatty()
@@ -58,13 +51,7 @@ class Progress(AbstractContextManager["Progress"]):
         self.close()
 
     def __call__(self, step: int, total: int | None, metrics: Mapping[str, float]) -> None:
-        """Show a step.
-
-        Args:
-            step: Steps done.
-            total: Steps in all; None if not known.
-            metrics: Numbers measured in the step.
-        """
+        """Show the steps done, of all if known, and numbers measured in the last one."""
         now = self._now_s()
         value = metrics.get(self._metric)
         if value is not None and isfinite(value):

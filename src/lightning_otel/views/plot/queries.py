@@ -71,7 +71,7 @@ class PlotQuery:
 
     Attributes:
         metrics: Names of ``METRICS``, or of what runs logged; by default the usual ones.
-        axis: The axis; by default steps for what only runs logged, else rollouts.
+        axis: By default steps for what only runs logged, else rollouts.
         runs: Prefixes of run ids, or ``@last``; then all metrics are those of runs.
         selection: Rollouts, by time and mode.
         success: The reward from which on a rollout has succeeded.
@@ -108,11 +108,13 @@ def read_charts(store: "Store", query: PlotQuery) -> list[Chart]:
     """
     names = list(dict.fromkeys(_ALIASES.get(name, name) for name in query.metrics))
     is_of_runs = query.axis == "step" or bool(query.runs)
-    own = [] if is_of_runs else [name for name in names or _USUAL if name in METRICS]
-    rest = [name for name in names if name not in own]
-    charts = _read_rollouts(store, own, query) if own else []
-    if rest or not names:
-        charts += _read_runs(store, query, rest, is_of_runs=is_of_runs, is_alone=not own)
+    rollout_metrics = [] if is_of_runs else [name for name in names or _USUAL if name in METRICS]
+    run_metrics = [name for name in names if name not in rollout_metrics]
+    charts = _read_rollouts(store, rollout_metrics, query) if rollout_metrics else []
+    if run_metrics or not names:
+        charts += _read_runs(
+            store, query, run_metrics, is_of_runs=is_of_runs, is_alone=not rollout_metrics
+        )
     return sorted(charts, key=lambda chart: names.index(chart.metric)) if names else charts
 
 
@@ -132,13 +134,13 @@ def _read_runs(
         from lightning_otel.views.plot import runs
 
         state = State(place)
-        wanted = [runs.newest_run(state) if run == LAST else run for run in query.runs]
-        lacking = [run for run in wanted if not run or not runs.logged_metrics(state, (run,))]
-        logged = runs.logged_metrics(state, wanted)
+        run_ids = [runs.newest_run(state) if run == LAST else run for run in query.runs]
+        lacking = [run for run in run_ids if not run or not runs.logged_metrics(state, (run,))]
+        logged = runs.logged_metrics(state, run_ids)
     if lacking:
-        shown = ", ".join(repr(run or LAST) for run in lacking)
+        missing = ", ".join(repr(run or LAST) for run in lacking)
         raise NotFoundError(
-            f"no training run {shown} has logged anything; lightning-otel train --list shows them"
+            f"no training run {missing} has logged anything; lightning-otel train --list shows them"
         )
     unknown = [name for name in names if name not in logged]
     if names and is_alone and len(unknown) == len(names):
@@ -153,16 +155,16 @@ def _read_runs(
         names = [name for name in usual if name in logged and (is_of_runs or query.axis is None)]
         names = names or (logged if is_of_runs else ())
     charts = [
-        Chart(each, each, "step", (), (_explain_unknown([each], logged),)) for each in unknown
+        Chart(name, name, "step", (), (_explain_unknown([name], logged),)) for name in unknown
     ]
-    if known := [name for name in names if name in logged]:
-        charts += runs.read_charts(state, known, runs=wanted, window=query.window)
+    if logged_names := [name for name in names if name in logged]:
+        charts += runs.read_charts(state, logged_names, runs=run_ids, window=query.window)
     return charts
 
 
 def _explain_unknown(names: Sequence[str], logged: Sequence[str]) -> str:
-    known = dict.fromkeys([*METRICS, *logged])
-    return f"no metric {', '.join(map(repr, names))}; there are {', '.join(known)}"
+    choices = dict.fromkeys([*METRICS, *logged])
+    return f"no metric {', '.join(map(repr, names))}; there are {', '.join(choices)}"
 
 
 class _Row(NamedTuple):
@@ -205,7 +207,7 @@ def _make_query(metrics: Sequence[str], selection: Selection) -> tuple[str, list
         "start_ns >= ?": selection.since_ns, "start_ns < ?": selection.until_ns,
         "mode = ?": selection.mode,
     }  # fmt: skip
-    given = {condition: value for condition, value in bounds.items() if value is not None}
+    conditions = {condition: value for condition, value in bounds.items() if value is not None}
     columns = {"start_ns": "start_ns", "version": "version"}
     for name in metrics:
         value = METRICS[name].value
@@ -229,75 +231,71 @@ stamps AS MATERIALIZED (
   FROM spans WHERE contains(attributes::VARCHAR, 'lightning.resource') GROUP BY 1
 )
 SELECT {lists} FROM own LEFT JOIN stamps USING (rollout_id)
-WHERE {" AND ".join(given) or "true"}"""
-    return text, list(given.values())
+WHERE {" AND ".join(conditions) or "true"}"""
+    return text, list(conditions.values())
 
 
 def _draw_lines(
     rows: Sequence[_Row], axis: Axis, window: int | None
 ) -> tuple[list[Series], list[str]]:
-    """Draw rollouts in their order: one line, or one a version where versions act side by side.
-
-    Where each version came after the one before, as in training, their succession is the curve.
-    """
-    held = [row for row in rows if row.value is not None]
-    counts = Counter(row.version for row in held)  # in the order they first acted
-    named = [version for version in counts if version]
-    own = _versions_with_lines(held, named)
-    total, lines = len(held), min(len(counts), MOST_LINES) if own else 1
+    """Draw rollouts in their order: one line, or one a version where versions act side by side."""
+    valued = [row for row in rows if row.value is not None]
+    counts = Counter(row.version for row in valued)  # in the order they first acted
+    versions = [version for version in counts if version]
+    parallel = _versions_with_lines(valued, versions)
+    total, lines = len(valued), min(len(counts), MOST_LINES) if parallel else 1
     slots = MOST_POINTS // lines
-    from_ns, to_ns = (held[0].start_ns, held[-1].start_ns) if held else (0, 0)
-    values: dict[str, list[Value]] = {version: [] for version in own}
-    for place, row in enumerate(held):
+    from_ns, to_ns = (valued[0].start_ns, valued[-1].start_ns) if valued else (0, 0)
+    values: dict[str, list[Value]] = {version: [] for version in parallel}
+    for place, row in enumerate(valued):
         if axis == "time":
             x = row.start_ns
             slot = min(slots - 1, (x - from_ns) * slots // max(1, to_ns - from_ns))
         else:
             x, slot = place + 1, place * min(slots, total) // total
-        line = row.version if row.version in own else ""
+        line = row.version if row.version in parallel else ""
         values.setdefault(line, []).append((slot, x, row.value or 0.0))
     values[""] = values.pop("", [])  # the rest comes last
     size = window or max(5, *(len(line) // 10 for line in values.values()))
     series = [
-        make_series(version_label(line) or (OTHERS if own else ""), held_of, size)
+        make_series(version_label(line) or (OTHERS if parallel else ""), held_of, size)
         for line, held_of in values.items()
         if held_of
     ]
-    if not own:
-        told = f"{len(named):,} versions in sequence (compare: by version)"
-        return series, [told] if len(named) > 1 else []
-    merged = len(named) - len(own)
+    if not parallel:
+        note = f"{len(versions):,} versions in sequence (compare: by version)"
+        return series, [note] if len(versions) > 1 else []
+    merged = len(versions) - len(parallel)
     others = [count_noun(merged, "earlier version")] if merged else []
     others += _word_unstamped(counts[""])
     return series, [f"{OTHERS}: {' and '.join(others)}"] if others else []
 
 
-def _versions_with_lines(held: Sequence[_Row], named: Sequence[str]) -> Sequence[str]:
+def _versions_with_lines(rows: Sequence[_Row], versions: Sequence[str]) -> Sequence[str]:
     """Return the newest versions if some acted side by side, else none."""
-    last = {row.version: place for place, row in enumerate(held)}
-    first = {row.version: len(held) - back for back, row in enumerate(reversed(held), 1)}
-    ends = accumulate((last[version] for version in named), max)
-    if not any(first[later] < end for later, end in zip(named[1:], ends, strict=False)):
+    last = {row.version: place for place, row in enumerate(rows)}
+    first = {row.version: len(rows) - back for back, row in enumerate(reversed(rows), 1)}
+    ends = accumulate((last[version] for version in versions), max)
+    if not any(first[version] < end for version, end in zip(versions[1:], ends, strict=False)):
         return ()
-    return named if len(first) <= MOST_LINES else named[1 - MOST_LINES :]
+    return versions if len(first) <= MOST_LINES else versions[1 - MOST_LINES :]
 
 
 def _compare_versions(rows: Sequence[_Row]) -> tuple[list[Series], list[str]]:
-    """Draw a point a version, in the order they first acted, with its standard error."""
     values: dict[str, list[float]] = {}
     for row in rows:
-        held = values.setdefault(row.version, [])
+        ys = values.setdefault(row.version, [])
         if row.value is not None:
-            held.append(row.value)
+            ys.append(row.value)
     notes = list(_word_unstamped(sum(not row.version for row in rows)))
-    named = [(version, held) for version, held in values.items() if version and held]
-    drawn = list(enumerate(named, 1))[-MOST_VERSIONS:]
-    if len(named) > len(drawn):
-        notes.append(f"{len(named) - len(drawn):,} earlier versions are not drawn")
+    groups = [(version, ys) for version, ys in values.items() if version and ys]
+    drawn = list(enumerate(groups, 1))[-MOST_VERSIONS:]
+    if len(groups) > len(drawn):
+        notes.append(f"{len(groups) - len(drawn):,} earlier versions are not drawn")
     points = tuple(
-        Point(x, mean_of(held), min(held), max(held), len(held), mean_of(held), len(held),
-              error=standard_error(held), label=version_label(version))
-        for x, (version, held) in drawn
+        Point(x, mean_of(ys), min(ys), max(ys), len(ys), mean_of(ys), len(ys),
+              error=standard_error(ys), label=version_label(version))
+        for x, (version, ys) in drawn
     )  # fmt: skip
     return [Series("", points)] if points else [], notes
 
@@ -308,11 +306,13 @@ def _word_unstamped(count: int) -> Iterable[str]:
 
 def version_label(text: str) -> str:
     """Return a version as it was stamped, or each resource of a JSON stamp as ``name@version``."""
-    found = parse_json(text)
-    if not isinstance(found, dict) or not all(isinstance(held, dict) for held in found.values()):
+    agents_by = parse_json(text)
+    if not isinstance(agents_by, dict) or not all(
+        isinstance(part, dict) for part in agents_by.values()
+    ):
         return text
     return ", ".join(
         f"{'' if agents == '*' else f'{agents}/'}{name}@{version}"
-        for agents, held in sorted(found.items())
-        for name, version in sorted(held.items())
+        for agents, part in sorted(agents_by.items())
+        for name, version in sorted(part.items())
     )

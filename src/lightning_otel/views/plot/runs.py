@@ -58,8 +58,8 @@ def _make_chart(
         .group_by(METRICS.c.run_id)
         .order_by(sa.func.min(METRICS.c.time_ns), METRICS.c.run_id)
     )
-    every = connection.execute(counts).all()
-    numbers = {run_id: count for run_id, _, count in every if count}
+    rows = connection.execute(counts).all()
+    numbers = {run_id: count for run_id, _, count in rows if count}
     drawn = list(numbers)[-MOST_RUNS:]
     chosen = (
         sa.select(METRICS.c.run_id, METRICS.c.step, METRICS.c.value)
@@ -68,15 +68,15 @@ def _make_chart(
     )
     values: dict[str, list[Value]] = {run_id: [] for run_id in drawn}
     for run_id, step, value in connection.execute(chosen):
-        held, total = values[run_id], numbers[run_id]
-        held.append((len(held) * min(MOST_POINTS, total) // total, step, value))
+        points, total = values[run_id], numbers[run_id]
+        points.append((len(points) * min(MOST_POINTS, total) // total, step, value))
     notes = []
-    if lacking := sum(count - finite for _, count, finite in every):
+    if lacking := sum(count - finite for _, count, finite in rows):
         notes.append(f"{count_noun(lacking, 'value')} that are no number")
-    if left := len(numbers) - len(drawn):
-        notes.append(f"{count_noun(left, 'earlier run')} not drawn; name one")
+    if omitted := len(numbers) - len(drawn):
+        notes.append(f"{count_noun(omitted, 'earlier run')} not drawn; name one")
     size = window or max([1, *(numbers[run_id] // 10 for run_id in drawn)])
-    series = tuple(make_series(run_id, held, size) for run_id, held in values.items())
+    series = tuple(make_series(run_id, points, size) for run_id, points in values.items())
     return Chart(name, name, "step", series, tuple(notes))
 
 

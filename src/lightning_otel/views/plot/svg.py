@@ -53,12 +53,7 @@ svg.curve .dot{stroke:none}svg.curve .mean{fill:none}svg.curve .band{stroke:none
 
 
 def svg(charts: Sequence[Chart], *, is_styled: bool = True) -> str:
-    """Draw charts one below the other.
-
-    Args:
-        charts: None is a picture that says so.
-        is_styled: Bring the colours; without, the page has them for ``svg.curve``.
-    """
+    """Draw charts one below the other; unstyled, the page colours ``svg.curve``."""
     heights = [_chart_height(chart) for chart in charts]
     height = sum(heights) or 60
     title = ", ".join(chart.title for chart in charts) or "nothing to draw"
@@ -73,9 +68,9 @@ def svg(charts: Sequence[Chart], *, is_styled: bool = True) -> str:
     if not charts:
         parts.append(render_svg_text(14, 34, "nothing to draw", "dim"))
     top = 0
-    for chart, own in zip(charts, heights, strict=True):
+    for chart, size in zip(charts, heights, strict=True):
         parts += [f'<g transform="translate(0 {top})">', *_draw_chart(chart), "</g>"]
-        top += own
+        top += size
     return "".join([*parts, "</svg>"])
 
 
@@ -100,8 +95,8 @@ class _Place(NamedTuple):
 def _draw_chart(chart: Chart) -> Iterator[str]:
     yield render_svg_text(14, 24, chart.title, "big", 100)
     count = sum(series.count for series in chart.series)
-    told = f"{count_noun(count, 'value')}{_word_meaning(chart)}" if count else "no values"
-    yield render_svg_text(14, 42, told, "dim", 110)
+    meaning = f"{count_noun(count, 'value')}{_word_meaning(chart)}" if count else "no values"
+    yield render_svg_text(14, 42, meaning, "dim", 110)
     foot = _TOP
     if chart.series:
         place = _Place(*chart.reach(), *chart.bounds())
@@ -135,7 +130,7 @@ def _word_meaning(chart: Chart) -> str:
 def _legend_lines(chart: Chart) -> list[str]:
     if len(chart.series) < 2:
         return []
-    return [f"{each.name} · {each.count:,} values" for each in chart.series]
+    return [f"{series.name} · {series.count:,} values" for series in chart.series]
 
 
 def _draw_scales(chart: Chart, place: _Place) -> Iterator[str]:
@@ -177,8 +172,10 @@ def _draw_curve(
     # The bands of several lines would hide each other.
     if is_spread and chart.axis != "version" and len(chart.series) == 1:
         for piece in series.pieces:
-            upper = [f"{place.x(each.x):.1f} {place.y(each.high):.1f}" for each in piece]
-            lower = [f"{place.x(each.x):.1f} {place.y(each.low):.1f}" for each in reversed(piece)]
+            upper = [f"{place.x(point.x):.1f} {place.y(point.high):.1f}" for point in piece]
+            lower = [
+                f"{place.x(point.x):.1f} {place.y(point.low):.1f}" for point in reversed(piece)
+            ]
             yield f'<path class="band {style}" d="M{"L".join([*upper, *lower])}Z"/>'
     names = axis_labels(chart, [point.x for point in points]) if is_told else [""] * len(points)
     for point, name in zip(points, names, strict=True):
@@ -186,14 +183,14 @@ def _draw_curve(
         if point.error is not None:
             top, end = place.y(point.value + point.error), place.y(point.value - point.error)
             yield f'<path class="whisker {style}" d="M{x:.1f} {top:.1f}V{end:.1f}"/>'
-        told = (
+        title = (
             f"<title>{escape(_tooltip_text(chart, series, point, name), 200)}</title>"
             if is_told
             else ""
         )
-        yield f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="2.5">{told}</circle>'
+        yield f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="2.5">{title}</circle>'
     lines = (
-        "L".join(f"{place.x(each.x):.1f} {place.y(each.mean):.1f}" for each in piece)
+        "L".join(f"{place.x(point.x):.1f} {place.y(point.mean):.1f}" for point in piece)
         for piece in series.pieces
     )
     yield f'<path class="mean {style}" d="M{"M".join(lines)}"/>'

@@ -1,8 +1,8 @@
 """One SQL statement of somebody's, run in a process of its own that can be killed at any moment.
 
-The process (``child``) checks the statement (``statement``), opens the views, gives up every
-right that it no longer needs, runs it and sends its rows over a pipe as JSON lines. The caller
-imports no DuckDB, and whatever the statement does, ends with rows or with one ``QueryError``.
+The process (``child``) checks the statement (``statement``), opens the views, gives up its rights,
+runs it and sends rows as JSON lines. The caller imports no DuckDB, and gets rows or a
+``QueryError``.
 """
 
 import contextlib
@@ -65,9 +65,7 @@ class Limits:
 class Result(contextlib.AbstractContextManager["Result"]):
     """The rows of a statement as they come, each a tuple; to be closed, or used in ``with``.
 
-    Attributes:
-        columns: Their names.
-        cut: Which limit left rows out (``rows`` or ``bytes``), once all have come; else empty.
+    ``cut`` is the limit that left rows out (``rows`` or ``bytes``), once all have come; else empty.
     """
 
     def __init__(self, process: "_Process", columns: list[str]) -> None:
@@ -96,17 +94,13 @@ def run_statement(
     limits: Limits | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> Result:
-    """The answer of a store to one read-only statement over its views.
+    """Return the answer of a store to one read-only statement over its views.
 
-    Args:
-        layout: The store's paths.
-        text: One SELECT, DESCRIBE, SUMMARIZE, SHOW TABLES, or an EXPLAIN of these.
-        limits: What it may take.
-        is_wanted: Whether somebody still waits; asked while the statement runs.
+    ``is_wanted`` is asked while the statement runs: whether somebody still waits.
 
     Raises:
-        QueryError: It is something else, or asks for something else than the views; DuckDB refuses
-            it; it came to a limit before its first row; or nobody waits for it any more.
+        QueryError: It is no SELECT, DESCRIBE, SUMMARIZE, SHOW TABLES or EXPLAIN of these over the
+            views; DuckDB refuses it; it came to a limit before its first row; or nobody waits.
         StoreMissingError: There is no store.
         StoreVersionError: A newer version wrote it.
         StoreError: It cannot be read.
@@ -167,7 +161,6 @@ class _Process:
         return message
 
     def kill(self) -> None:
-        """End the child now; harmless if it has ended."""
         self._child.kill()
         self._child.wait()
         for stream in (self._child.stdin, self._child.stdout):
@@ -247,7 +240,6 @@ _KINDS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def _restore_value(sent: Any) -> Any:
-    """Restore a value from its sent form; see ``child.sendable``."""
     if type(sent) is list:
         return [_restore_value(item) for item in sent]
     if type(sent) is dict:

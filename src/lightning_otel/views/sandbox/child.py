@@ -111,7 +111,7 @@ def _send_answer(out: int, store: Path, text: str, limits: Limits) -> None:
 
 
 def _layout_inside(layout: Layout) -> Layout:
-    """The store's paths as seen from its folder, so that no plan and no error tells where it is."""
+    """Return the store's paths as seen from its folder: no plan or error tells where it is."""
     inside = Layout(layout.catalogue)
     inside.live = Path("live")
     inside.data = Path("data")
@@ -122,7 +122,7 @@ def _layout_inside(layout: Layout) -> Layout:
 
 
 def _open_connection(inside: Layout, text: str, limits: Limits) -> Reader:
-    """A database with the views the statement reads, in which no setting can be changed."""
+    """Open a database with the views the statement reads, in which no setting can be changed."""
     # Before the limits, which are the statement's: the adapter is ours.
     if any(name in text.lower() for name in FACT_VIEWS):
         LocalSource(Layout(inside.catalogue)).connect(("facts",)).con.close()
@@ -138,16 +138,15 @@ def _open_connection(inside: Layout, text: str, limits: Limits) -> Reader:
     def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
         define_views(con, snapshot, names)
 
-    found = Reader(con, inside, define)
+    reader = Reader(con, inside, define)
     for name, value in _LOCKS.items():
         con.execute(f"SET {name} = {value}")
-    return found
+    return reader
 
 
 def _confine_process(limits: Limits) -> None:
-    """Let the kernel bound memory, processor time and files written."""
     cpu_s = ceil((limits.wall_s + _GRACE_S) * limits.threads)
-    wanted = {
+    limits_by = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_CPU: cpu_s,
@@ -157,8 +156,8 @@ def _confine_process(limits: Limits) -> None:
         # Each thread reserves 64 MiB of addresses for its allocator, whether it needs them or not.
         reserved = (limits.threads + 2) << 26
         size = pages * resource.getpagesize() + reserved + limits.memory_bytes
-        wanted[resource.RLIMIT_AS] = size
-    for kind, value in wanted.items():
+        limits_by[resource.RLIMIT_AS] = size
+    for kind, value in limits_by.items():
         _, hard = resource.getrlimit(kind)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         with contextlib.suppress(ValueError, OSError):  # macOS knows no limit of addresses
@@ -196,6 +195,6 @@ def _send_message(out: int, message: Mapping[str, Any]) -> None:
 
 
 def _write_text(out: int, text: str) -> None:
-    left = memoryview(text.encode("utf-8", "replace"))
-    while left:
-        left = left[os.write(out, left) :]
+    view = memoryview(text.encode("utf-8", "replace"))
+    while view:
+        view = view[os.write(out, view) :]

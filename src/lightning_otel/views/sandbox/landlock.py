@@ -30,10 +30,7 @@ class _Rules(ctypes.Structure):
 
 
 def give_up() -> bool:
-    """Let this thread, and those it starts, open no file for writing and no connection from now on.
-
-    What is open already stays so.
-    """
+    """Let this thread, and those it starts, open no file for writing and no connection."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,8 +1,8 @@
 """Checks of a statement: it may use the views and functions that only compute.
 
-DuckDB's own parser gives the statement's tree, of which only known kinds of node pass. So no table
-function that reads a file, setting or catalogue is ever bound. It is the first of two walls: behind
-it, the engine's settings are locked and files other than the store's own are out of its reach.
+Only known kinds of node of DuckDB's own tree pass: no function that reads a file, setting or
+catalogue is ever bound. It is the first of two walls: the second are locked settings, and files
+other than the store's own out of reach.
 """
 
 from collections.abc import Iterator, Mapping
@@ -78,7 +78,7 @@ def _parse_tree(con: "duckdb.DuckDBPyConnection", text: str) -> Any:
 
 
 def _walk_nodes(tree: Any) -> Iterator[tuple[Mapping[str, Any], frozenset[str]]]:
-    """Every object of a tree, with the names that stand for tables there."""
+    """Yield every object of a tree, with the names that stand for tables there."""
     stack: list[tuple[Any, frozenset[str]]] = [(tree, NAMES)]
     while stack:
         node, names = stack.pop()
@@ -97,7 +97,7 @@ def _walk_nodes(tree: Any) -> Iterator[tuple[Mapping[str, Any], frozenset[str]]]
 
 
 def _function_of(node: Mapping[str, Any], names: frozenset[str]) -> set[str]:
-    """The functions a node calls by itself, once it is seen that it may stand there."""
+    """Return the functions a node calls by itself, once it is seen that it may stand there."""
     kind = node.get("type")
     if "class" in node:
         if node["class"] in ("FUNCTION", "WINDOW"):
@@ -121,8 +121,8 @@ def _function_of(node: Mapping[str, Any], names: frozenset[str]) -> set[str]:
 def _check_table(node: Mapping[str, Any], names: frozenset[str]) -> None:
     name, schema, catalogue = node["table_name"], node["schema_name"], node["catalog_name"]
     # A name in a schema is never one that WITH gave.
-    known = NAMES if schema or catalogue else names
-    if name.lower() not in known or schema not in _SCHEMAS or catalogue not in _CATALOGUES:
+    allowed = NAMES if schema or catalogue else names
+    if name.lower() not in allowed or schema not in _SCHEMAS or catalogue not in _CATALOGUES:
         raise QueryError(f"there is no view {name!r} here: {_ONLY_VIEWS}")
 
 
@@ -130,17 +130,17 @@ def _check_functions(con: "duckdb.DuckDBPyConnection", names: set[str]) -> None:
     names -= _HARMLESS | _TABLE_FUNCTIONS
     if not names:
         return
-    found = con.execute(
+    functions = con.execute(
         "SELECT DISTINCT lower(function_name), function_type, stability FROM duckdb_functions() "
         "WHERE lower(function_name) IN (SELECT unnest(?))",
         [sorted(names)],
     ).fetchall()
     may = {
         name
-        for name, kind, stability in found
+        for name, kind, stability in functions
         if kind in _KINDS and (stability is None or stability == "CONSISTENT")
     }
     for name in sorted(names - may | names & _HARMFUL):
-        if any(name == other for other, _, _ in found):
+        if any(name == other for other, _, _ in functions):
             raise QueryError(f"{name}() is not allowed here: it does more than compute")
         raise QueryError(f"there is no function {name}()")
