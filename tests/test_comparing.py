@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from opentelemetry import trace
 
-from lightning_otel import Store, auto_trace, emit_action, emit_reward
+from lightning_otel import Resources, Store, auto_trace, emit_action, emit_reward
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.resources import Resources
 from lightning_otel.resources.comparison import compare_versions
 from lightning_otel.state import State
 

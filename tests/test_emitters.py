@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from lightning_otel import (
+    Recording,
     Span,
     Store,
     auto_trace,
@@ -32,7 +33,6 @@ from lightning_otel import (
 from lightning_otel.adapter.calls import is_call
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError
-from lightning_otel.tracing import Recording
 from lightning_otel.types import conventions as c
 
 

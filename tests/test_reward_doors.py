@@ -9,15 +9,11 @@ from tests.viewer.browsing import KEY
 from tests.viewer.client import Asking
 
 import lightning_otel as lo
-from lightning_otel import Store
+from lightning_otel import Queue, Resources, Runner, Store, learned
 from lightning_otel.adapter.rewards import RETRACTED
 from lightning_otel.errors import ConfigError
-from lightning_otel.resources import Resources
-from lightning_otel.rewards.best_version import learned
 from lightning_otel.rewards.totals import count_totals
-from lightning_otel.runner import Runner
 from lightning_otel.state import State
-from lightning_otel.state.queue import Queue
 
 TRIES: list[int] = []
 

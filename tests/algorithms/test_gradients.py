@@ -12,7 +12,7 @@ from examples.closed_loop import tiny
 from tests.adapter.forest import said
 from tests.formats.consumers.recorded import TASKS, TRIES, recorded
 
-from lightning_otel.algorithms.base import Batch
+from lightning_otel.algorithms import Batch
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.types import Trajectory, Transition
 

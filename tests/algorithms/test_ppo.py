@@ -11,7 +11,7 @@ from examples.closed_loop import tiny
 from tests.formats.consumers.recorded import recorded
 
 from lightning_otel import Trainer
-from lightning_otel.algorithms.base import Batch
+from lightning_otel.algorithms import Batch
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.types import Trajectory, Transition
 

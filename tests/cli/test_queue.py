@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Cli
 
+from lightning_otel import Queue
 from lightning_otel.state import State
-from lightning_otel.state.queue import Queue
 from lightning_otel.types.instants import instant_ns
 
 

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests import facts as facts_of_log
 
-from lightning_otel import capture, provider
+from lightning_otel import capture, provider, uninstrument
 from lightning_otel.demo.server import DemoServer
 
 
@@ -97,9 +97,9 @@ def faults_allowed() -> None:
 @pytest.fixture(autouse=True)
 def _clean(request: pytest.FixtureRequest) -> Iterator[None]:
     """Each test begins and ends without instrumentation, and none of our code may fail in it."""
-    provider.uninstrument()
+    uninstrument()
     before = capture.process.faults
     yield
-    provider.uninstrument()
+    uninstrument()
     if "faults_allowed" not in request.fixturenames:
         assert capture.process.faults == before

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from tests.plot.made import SECOND, START_NS, fill, rollout
 
-from lightning_otel import Store
+from lightning_otel import Store, plot_training_metrics
 from lightning_otel.types import conventions as c
-from lightning_otel.views.plot import Chart, plot_training_metrics
+from lightning_otel.views.plot import Chart
 from lightning_otel.views.plot.characters import chart_lines
 from lightning_otel.views.plot.curves import Point
 from lightning_otel.views.plot.svg import svg

@@ -13,10 +13,9 @@ from typing import Any
 import openai
 import pytest
 
-from lightning_otel import Store, auto_trace, provider
+from lightning_otel import Resources, Store, auto_trace, uninstrument
 from lightning_otel.demo.server import DemoServer, Exchange
 from lightning_otel.instrumentors.substitution import watcher
-from lightning_otel.resources import Resources
 from lightning_otel.state import State
 
 THREADS = 4
@@ -135,7 +134,7 @@ def test_rollback_in_traffic_reaches_every_request_whole(
         done.set()
         for thread in threads:
             thread.join(30)
-    provider.uninstrument()
+    uninstrument()
 
     assert failures == []
     assert rolled_back == "system_prompt@1\n"

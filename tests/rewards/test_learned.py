@@ -5,10 +5,9 @@ from collections.abc import Iterable
 import openai
 import pytest
 
-from lightning_otel import Store, auto_trace, emit_action, emit_reward, learned
+from lightning_otel import Resources, Store, auto_trace, emit_action, emit_reward, learned
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.resources import Resources
 from lightning_otel.serve.viewer.resources import count_uses
 from lightning_otel.state import State
 from lightning_otel.store.source import connect_overview

@@ -13,12 +13,10 @@ import openai
 import pytest
 
 import lightning_otel as lo
-from lightning_otel import Router, Store
+from lightning_otel import Hook, Queue, Resources, Router, Runner, Store
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import StateError, WorkerError
-from lightning_otel.resources import Resources
-from lightning_otel.runner import Hook, Runner
-from lightning_otel.state.queue import Lease, Queue
+from lightning_otel.state.queue import Lease
 from lightning_otel.types import Resource, Rollout, Span
 from lightning_otel.types import conventions as c
 

@@ -13,10 +13,9 @@ from typing import Any, Literal
 import pytest
 from tests.runner import agents_of_tests as agents
 
-from lightning_otel import Store
+from lightning_otel import Queue, Store, run_workers
 from lightning_otel.errors import ConfigError, WorkerError
-from lightning_otel.runner import pool, run_workers
-from lightning_otel.state.queue import Queue
+from lightning_otel.runner import pool
 
 Kind = Literal["threads", "processes"]
 

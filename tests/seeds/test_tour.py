@@ -298,8 +298,8 @@ def test_training_on_recorded_runs(
 
     Where no model is named, the one that was recorded writes.
     """
+    from lightning_otel import Resources
     from lightning_otel.agl.algorithms import APO
-    from lightning_otel.resources import Resources
 
     def answer(body: Mapping[str, Any]) -> str:
         is_writer = "helpful assistant" in body["messages"][-1]["content"]

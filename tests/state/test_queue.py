@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from tests.state.conftest import Clock
 
+from lightning_otel import Queue
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.state import State
-from lightning_otel.state.queue import Lease, Queue
+from lightning_otel.state.queue import Lease
 
 ROLLOUTS = int(os.environ.get("LIGHTNING_TEST_ROLLOUTS", "100"))
 LIMIT_S = 50 + ROLLOUTS / 20

@@ -13,10 +13,10 @@ import pytest
 from opentelemetry import trace
 from tests.tracing.conftest import RootOf
 
-from lightning_otel import Store, auto_trace, context, emit_message
+from lightning_otel import Recording, Store, auto_trace, context, emit_message
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError
-from lightning_otel.tracing import Options, Recording
+from lightning_otel.tracing import Options
 from lightning_otel.types import conventions as c
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from tests.tracing.conftest import KINDS, RootOf, run_in
 
-from lightning_otel import Store, auto_trace, context, emit_message, emit_reward
+from lightning_otel import Recording, Store, auto_trace, context, emit_message, emit_reward
 from lightning_otel.capture import operations
-from lightning_otel.tracing import Recording
 from lightning_otel.types import conventions as c
 
 Warnings = Callable[[], list[str]]

@@ -12,8 +12,7 @@ from tests.trainer.made import Ledger, record
 from tests.trainer.workers import STEPS, WHERE
 
 from lightning_otel import Store
-from lightning_otel.algorithms import Batch, StepResult
-from lightning_otel.algorithms.run import Run
+from lightning_otel.algorithms import Batch, Run, StepResult
 from lightning_otel.state import State
 from lightning_otel.state.requests import Requests, TrainingRequest
 from lightning_otel.trainer import Fit, Trainer

@@ -13,8 +13,7 @@ from tests.viewer.browsing import KEY, Shot, Visits, prefix, violations
 from tests.viewer.client import Ask
 from tests.viewer.corpus import FOUND, fill
 
-from lightning_otel import Span, Store, auto_trace, emit_action, emit_reward
-from lightning_otel.resources import Resources
+from lightning_otel import Resources, Span, Store, auto_trace, emit_action, emit_reward
 from lightning_otel.state import State
 from lightning_otel.types import Event
 from lightning_otel.types import conventions as c

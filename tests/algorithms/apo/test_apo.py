@@ -13,12 +13,11 @@ import openai
 import pytest
 from tests.algorithms.apo.desk import desk
 
-from lightning_otel import Store, auto_trace, emit_message, emit_reward
+from lightning_otel import Resources, Store, auto_trace, emit_message, emit_reward
 from lightning_otel.algorithms.apo import APO
 from lightning_otel.demo.policy import Reply
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, TrainingError
-from lightning_otel.resources import Resources
 from lightning_otel.state import State
 from lightning_otel.trainer import Fit, Trainer
 from lightning_otel.types import Rollout

@@ -18,7 +18,7 @@ from tests.instrumentors.autogen import programs
 from tests.instrumentors.autogen.stage import Stage
 from tests.instrumentors.autogen.test_programs import CALLS, every_program
 
-from lightning_otel import provider
+from lightning_otel import instrument, provider, uninstrument
 from lightning_otel.types import conventions as c
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -30,12 +30,12 @@ def _beside(request: pytest.FixtureRequest) -> Iterator[None]:
     provider.ensure_provider()
     theirs = AutogenAgentChatInstrumentor()
     if request.param == "after":
-        provider.instrument()
+        instrument()
     theirs.instrument(tracer_provider=trace.get_tracer_provider())
     yield
     # Those that came last go first: theirs puts back what it found.
     if request.param == "before":
-        provider.uninstrument()
+        uninstrument()
     theirs.uninstrument()
 
 

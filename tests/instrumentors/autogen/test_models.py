@@ -26,7 +26,7 @@ from autogen_ext.models.cache import ChatCompletionCache
 from tests.instrumentors.autogen.programs import agent, calculator
 from tests.instrumentors.autogen.stage import INFO, Stage
 
-from lightning_otel import provider
+from lightning_otel import instrument
 from lightning_otel.instrumentors.openai import OpenAIInstrumentor
 from lightning_otel.types import conventions as c
 
@@ -208,7 +208,7 @@ def test_call_of_the_openai_client_is_recorded_without_its_instrumentor(stage: S
     """Where the instrumentor of ``openai`` is off, AutoGen's own facts make the call."""
 
     async def program(client: Any) -> Any:
-        provider.instrument("autogen_core")
+        instrument("autogen_core")
         OpenAIInstrumentor().uninstrument()
         return await agent("writer", client).run(task="go")
 

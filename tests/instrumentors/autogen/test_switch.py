@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.instrumentors.autogen import programs
 from tests.instrumentors.autogen.stage import Stage
 
-from lightning_otel import auto_trace, provider
+from lightning_otel import auto_trace, instrument, uninstrument
 from lightning_otel.instrumentors.autogen import AutoGenInstrumentor
 from lightning_otel.types import conventions as c
 
@@ -35,7 +35,7 @@ def scopes(exporter: InMemorySpanExporter) -> dict[str, int]:
 
 def test_subclass_made_meanwhile_is_put_back_too() -> None:
     """And those that come later are left alone."""
-    provider.instrument("autogen_core")
+    instrument("autogen_core")
 
     class Late(ReplayChatCompletionClient):
         """Made while it is on."""
@@ -46,7 +46,7 @@ def test_subclass_made_meanwhile_is_put_back_too() -> None:
             return await super().create(*args, **kwargs)
 
     own = Late.__dict__["create"].__wrapped__
-    provider.uninstrument()
+    uninstrument()
 
     assert Late.__dict__["create"] is own
     for base in (BaseChatAgent, ChatCompletionClient):

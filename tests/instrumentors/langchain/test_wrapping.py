@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.instrumentors.langchain.conftest import Chat
 from tests.instrumentors.outline import assert_each_call_once, outline
 
-from lightning_otel import Store, auto_trace, provider, wrap_langchain
+from lightning_otel import Store, auto_trace, instrument, uninstrument, wrap_langchain
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors.langchain import LangChainInstrumentor
 from lightning_otel.instrumentors.openai import OpenAIInstrumentor
@@ -191,14 +191,14 @@ def test_wrapped_model_goes_on_after_uninstrument(
         pass
 
     exported.clear()
-    provider.uninstrument()
+    uninstrument()
     wrapped.invoke(ASKED)
 
     assert names(exported) == ["chat toy"]
     del wrapped
     gc.collect()
-    provider.instrument("langchain_core")
-    provider.uninstrument()
+    instrument("langchain_core")
+    uninstrument()
     assert not LangChainInstrumentor().is_active
     assert not hasattr(BaseChatModel._generate_with_cache, "__lightning_otel_wrapped__")
 

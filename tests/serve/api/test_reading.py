@@ -119,8 +119,8 @@ def test_rollouts_come_in_pages_the_newest_first(filled: Client) -> None:
 
 def test_queued_rollouts_are_found(filled: Client) -> None:
     """One that nobody has run yet has no attempt, and stands in the queue."""
+    from lightning_otel import Queue
     from lightning_otel.state import State
-    from lightning_otel.state.queue import Queue
 
     (put,) = Queue(State(filled.store.name)).put(["2+2"])
 
