@@ -5,6 +5,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,6 +64,12 @@ def silent() -> Iterator[SilentServer]:
 def _no_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading them, which no test needs, costs a client more than all of its calls."""
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+
+
+def instrumentor(name: str) -> Any:
+    """An instrumentor of ours, as OpenTelemetry's own command finds it."""
+    (point,) = entry_points(group="opentelemetry_instrumentor", name=f"lightning-{name}")
+    return point.load()()
 
 
 @pytest.fixture

@@ -18,16 +18,15 @@ from tests.instrumentors.autogen import programs
 from tests.instrumentors.autogen.stage import Stage
 from tests.instrumentors.autogen.test_programs import CALLS, every_program
 
-from lightning_otel import instrument, provider, uninstrument
+from lightning_otel import instrument, uninstrument
 from lightning_otel.types import conventions as c
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(params=["before", "after"])
-def _beside(request: pytest.FixtureRequest) -> Iterator[None]:
+def _beside(request: pytest.FixtureRequest, exported: object) -> Iterator[None]:
     """Theirs is on, switched on before or after ours."""
-    provider.ensure_provider()
     theirs = AutogenAgentChatInstrumentor()
     if request.param == "after":
         instrument()

@@ -9,7 +9,7 @@ import wrapt
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from lightning_otel import Store, auto_trace, capture, instrument, uninstrument
+from lightning_otel import Store, auto_trace, instrument, uninstrument
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.types import conventions as c
 
@@ -146,5 +146,3 @@ def test_content_goes_where_the_settings_allow(
     assert [key in shown for key in CONTENT] == [is_exported, is_exported]
     assert shown[c.RESPONSE_ID] == kept.attributes[c.RESPONSE_ID]
     assert shown[c.OUTPUT_TOKENS] == kept.attributes[c.OUTPUT_TOKENS]
-    monkeypatch.undo()
-    capture.refresh_settings()

@@ -8,8 +8,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.serve.api.conftest import Client
 
-from lightning_otel.serve.api.data import ARROW, LINES, PARQUET
-
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
@@ -20,6 +18,11 @@ def filled(client: Client) -> Client:
     for index in range(9):
         client.act(f"r{index}", None if index % 3 == 2 else index / 10, category="image")
     return client
+
+
+LINES = "application/x-ndjson"
+ARROW = "application/vnd.apache.arrow.stream"
+PARQUET = "application/vnd.apache.parquet"
 
 
 def lines(body: bytes) -> list[dict[str, Any]]:
