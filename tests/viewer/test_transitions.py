@@ -109,7 +109,7 @@ def test_every_door_selects_the_same(
     steps = list(filled.transitions(**options))
 
     assert ids(page.words) == rollouts
-    assert told.returncode == 0, told.stderr
+    assert told.returncode == (0 if rollouts else 3), told.stderr
     for text in (told.stdout, rows.text):
         answers = [json.loads(line) for line in text.splitlines()]
         assert sorted((row["rollout_id"], row["reward"]) for row in answers) == sorted(
