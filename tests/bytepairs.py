@@ -8,7 +8,7 @@ from typing import Any
 from tests.adapter.forest import Forest, token_attributes
 
 from lightning_otel import Store
-from lightning_otel.dataset.tokenizers import TransformersTokenizer
+from lightning_otel.types import Message
 from lightning_otel.types import conventions as c
 
 CHATML = (
@@ -44,18 +44,41 @@ def built(folder: Path, template: str) -> Path:
     return folder
 
 
-def spelled(tokenizer: TransformersTokenizer, text: str) -> list[int]:
+class Engine:
+    """The tokenizer in a folder, as an inference engine uses it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._own: Any = importlib.import_module("transformers").AutoTokenizer.from_pretrained(
+            folder
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, without any of the tokenizer's own."""
+        return list(self._own.encode(text, add_special_tokens=False))
+
+    def render(self, question: str) -> str:
+        """Return the prompt of one question."""
+        messages = [{"role": "user", "content": question}]
+        return str(
+            self._own.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
+
+
+def spelled(tokenizer: Engine, text: str) -> list[int]:
     """The ids of a text letter by letter, as a model may sample it that was not trained on it."""
     return [token_id for letter in text for token_id in tokenizer.encode(letter)]
 
 
 def record(
-    store: Store, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
+    store: Store,
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    asked: str | Sequence[Message] = "what is the question",
 ) -> None:
     """Keep one call for each prompt and response."""
     forest = Forest()
     for prompt, sampled in zip(prompts, responses, strict=True):
-        call = forest.open_call("the answer", "what is the question")
+        call = forest.open_call("the answer", asked)
         forest._made[call].attributes |= token_attributes(prompt, sampled)
         forest._made[call].attributes[c.RESPONSE_MODEL] = "tiny"
         forest.close(call)

@@ -70,6 +70,7 @@ def _nothing_told_yet() -> None:
     errors._warned.clear()
     emitters._is_silenced = False
     capture.process.faults = 0
+    capture.refresh_settings()
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ import struct
 from typing import Any
 from urllib.parse import urlsplit
 
+from lightning_otel import Recording
 from lightning_otel.demo.server import Exchange
 from lightning_otel.messages import read_items, read_message, text_part
-from lightning_otel.tracing import Recording
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 

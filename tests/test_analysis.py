@@ -10,12 +10,12 @@ import pytest
 from tests.adapter.forest import SECOND, Forest, call_attributes, said, token_attributes
 from tests.test_picture import ATTACKS
 
-from lightning_otel import Store
+from lightning_otel import Store, analyze_episode
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.messages import message, tool_call_part
 from lightning_otel.types import Event, Span
 from lightning_otel.types import conventions as c
-from lightning_otel.views.analysis import Analysis, analyze, analyze_episode
+from lightning_otel.views.analysis import Analysis, analyze
 from lightning_otel.views.trace import make_trace
 
 

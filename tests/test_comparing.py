@@ -4,14 +4,13 @@ import contextlib
 import random
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry import trace
 
-from lightning_otel import Store, auto_trace, emit_action, emit_reward
+from lightning_otel import Resources, Store, auto_trace, emit_action, emit_reward
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.resources import Resources
-from lightning_otel.resources.comparison import compare_versions
 from lightning_otel.state import State
 
 
@@ -20,6 +19,13 @@ class Traffic:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.resources = Resources(State(store.name))
+        for version in (1, 2, 3):
+            self.resources.publish("p", f"version {version}")
+
+    def compare(self, a: int, b: int, **options: Any) -> Any:
+        """Compare two versions by their rollouts."""
+        return self.resources.compare("p", a, b, self.store, **options)
 
     def run(
         self,
@@ -51,7 +57,7 @@ def traffic(store: Store) -> Traffic:
     return Traffic(store)
 
 
-def test_pairs_are_compared_by_task(store: Store, traffic: Traffic) -> None:
+def test_pairs_are_compared_by_task(traffic: Traffic) -> None:
     """Each task counts once, however often it was done; what tells nothing is left out and told."""
     for task in range(10):
         for reward in (0.0, 0.2):
@@ -62,7 +68,7 @@ def test_pairs_are_compared_by_task(store: Store, traffic: Traffic) -> None:
     traffic.run(2, None, 0)
     traffic.run(3, 9.0, 0)
 
-    found = compare_versions("p", 1, 2, store)
+    found = traffic.compare(1, 2)
 
     assert (found.tasks, found.rollouts_a, found.rollouts_b) == (10, 20, 10)
     assert found.mean_a == pytest.approx(0.55)
@@ -80,7 +86,7 @@ def test_pairs_are_compared_by_task(store: Store, traffic: Traffic) -> None:
     assert str(found).startswith("p@2 − p@1 = +0.450 [")
 
 
-def test_rollouts_are_compared_where_few_tasks_come_twice(store: Store, traffic: Traffic) -> None:
+def test_rollouts_are_compared_where_few_tasks_come_twice(traffic: Traffic) -> None:
     """All rollouts count that were made while both versions were in use, each of the rarer once."""
     for n in range(30):
         traffic.run(1, 5.0, f"before {n}")
@@ -91,38 +97,38 @@ def test_rollouts_are_compared_where_few_tasks_come_twice(store: Store, traffic:
     traffic.run(2, 1.0, "a0")
 
     with pytest.raises(ConfigError, match="no task was done with both"):
-        compare_versions("p", 1, 3, store, is_paired=True)
-    found = compare_versions("p", 1, 2, store)
+        traffic.compare(1, 3, is_paired=True)
+    found = traffic.compare(1, 2)
 
     assert (found.tasks, found.rollouts_a, found.rollouts_b) == (0, 40, 21)
     assert (found.mean_a, found.mean_b) == (0.5, 1.0)
     assert found.verdict == "better"
-    assert compare_versions("p", 1, 2, store, is_paired=True).tasks == 1
+    assert traffic.compare(1, 2, is_paired=True).tasks == 1
 
 
-def test_nothing_to_compare_is_refused_with_the_reasons(store: Store, traffic: Traffic) -> None:
+def test_nothing_to_compare_is_refused_with_the_reasons(traffic: Traffic) -> None:
     """Where no task tells of both, the error counts what was left out."""
     traffic.run(1, 0.0, 7)
     traffic.run(1, None, 8)
     traffic.run(2, None, 8)
 
     with pytest.raises(ConfigError, match=r"no task was done with both \(left out: 2 without"):
-        compare_versions("p", 1, 2, store)
+        traffic.compare(1, 2)
     with pytest.raises(ConfigError, match="compared with itself"):
-        compare_versions("p", 1, 1, store)
+        traffic.compare(1, 1)
     for version in (1, 2):
         traffic.run(version, 1.0, f"alone {version}")
     with pytest.raises(ConfigError, match="they were never in use at the same time"):
-        compare_versions("p", 1, 2, store)
+        traffic.compare(1, 2)
 
 
-def test_canary_is_compared_with_what_ran_next_to_it(store: Store, traffic: Traffic) -> None:
+def test_canary_is_compared_with_what_ran_next_to_it(traffic: Traffic) -> None:
     """A share that is raised while tasks become easy makes no version better."""
     for n in range(80):
         is_late = n >= 40
         traffic.run(2 if n % (2 if is_late else 10) == 0 else 1, float(is_late), f"t{n}")
 
-    found = compare_versions("p", 1, 2, store)
+    found = traffic.compare(1, 2)
 
     assert found.mean_b - found.mean_a > 0.2
     assert (found.is_better, found.is_worse) == (False, False)
@@ -144,52 +150,52 @@ def test_what_was_drawn_together_counts_once(store: Store, traffic: Traffic, key
         else:
             traffic.run(is_b + 1, float(is_b), task, session=session)
 
-    found = compare_versions("p", 1, 2, store)
+    found = traffic.compare(1, 2)
 
     assert found.difference == 1.0
     assert found.is_better == (key == "none")
 
 
 @pytest.mark.parametrize("crashes", ["before", "after"])
-def test_lost_rollout_has_the_lowest_reward(store: Store, traffic: Traffic, crashes: str) -> None:
+def test_lost_rollout_has_the_lowest_reward(traffic: Traffic, crashes: str) -> None:
     """Whatever it was given before it crashed; of a version that always crashes, too."""
     for n in range(20):
         traffic.run(1, 0.9, f"a{n}")
         traffic.run(2, 0.9, f"b{n}", crashes=crashes)
 
-    found = compare_versions("p", 1, 2, store)
-    wide = compare_versions("p", 1, 2, store, reward_range=(-1, 1))
+    found = traffic.compare(1, 2)
+    wide = traffic.compare(1, 2, reward_range=(-1, 1))
 
     assert (found.mean_a, found.mean_b, found.is_worse) == (pytest.approx(0.9), 0.0, True)
     assert wide.mean_b == -1.0
 
 
-def test_recurring_tasks_are_compared_again_and_again(store: Store, traffic: Traffic) -> None:
+def test_recurring_tasks_are_compared_again_and_again(traffic: Traffic) -> None:
     """Four tasks decide, as each of their rollouts is compared with one next to it."""
     for n in range(48):
         is_b = n // 4 % 2 == 1
         traffic.run(is_b + 1, float(is_b), n % 4)
 
-    found = compare_versions("p", 1, 2, store)
+    found = traffic.compare(1, 2)
 
     assert (found.tasks, found.rollouts_a, found.is_better) == (4, 24, True)
 
 
-def test_verdict_says_which_range_it_relies_on(store: Store, traffic: Traffic) -> None:
+def test_verdict_says_which_range_it_relies_on(traffic: Traffic) -> None:
     """A stated range is relied on, unless rewards leave it; a wide one asks for more evidence."""
     for n in range(24):
         traffic.run(1 + n % 2, float(n % 2), f"t{n}")
 
-    stated = compare_versions("p", 1, 2, store, reward_range=(0, 1))
-    left = compare_versions("p", 1, 2, store, reward_range=(0, 0.5))
+    stated = traffic.compare(1, 2, reward_range=(0, 1))
+    left = traffic.compare(1, 2, reward_range=(0, 0.5))
 
     assert (stated.is_better, "assumes" in str(stated)) == (True, False)
     assert "; assumes rewards from 0 to 1, as some left the stated one)" in str(left)
-    assert "; assumes rewards from 0 to 1, seen so far)" in str(compare_versions("p", 1, 2, store))
-    assert not compare_versions("p", 1, 2, store, reward_range=(-50, 1)).is_better
+    assert "; assumes rewards from 0 to 1, seen so far)" in str(traffic.compare(1, 2))
+    assert not traffic.compare(1, 2, reward_range=(-50, 1)).is_better
     for wrong in ((1, 0), (0, float("nan"))):
         with pytest.raises(ConfigError, match="reward_range is"):
-            compare_versions("p", 1, 2, store, reward_range=wrong)
+            traffic.compare(1, 2, reward_range=wrong)
 
 
 VERDICTS = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "verdicts.py"))
@@ -230,7 +236,7 @@ def test_benchmark_says_at_each_look_what_the_comparison_says(
         session = unit.key if not is_task and kind != "half" else None
         traffic.run(1 + unit.is_b, unit.reward, task, session=session)
         if count % 24 == 0 and count > 48:
-            comparison = compare_versions("p", 1, 2, store, reward_range=reward_range)
+            comparison = traffic.compare(1, 2, reward_range=reward_range)
             compared.append(comparison.is_better - comparison.is_worse)
 
     assert compared == list(verdicts[71::24])

@@ -5,14 +5,14 @@ import sys
 from collections.abc import Callable
 from importlib import import_module, metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.command import Finding, examine
 from tests.forwarding.collector import Endpoint, Reply
 from tests.manifests import seal_manifest
 
 from lightning_otel import Store, auto_trace, emit_action
-from lightning_otel.store.layout import Layout
-from lightning_otel.views.doctor import Finding, examine
 
 BASE = """
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
@@ -62,12 +62,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 def found_at(store: Store, level: str) -> list[Finding]:
     return [finding for finding in examine(store) if finding.level == level]
-
-
-def layout_of(store: Store) -> Layout:
-    """The paths of a store on disk."""
-    assert store.layout is not None
-    return store.layout
 
 
 def test_examine_finds_nothing_wrong(recorded: Store, install: Callable[..., None]) -> None:
@@ -199,7 +193,7 @@ def test_examine_tells_what_is_sent(
     assert all(each.text.startswith(text) for each, (_, text) in zip(found, said, strict=True))
 
 
-def _lose_file(layout: Layout) -> None:
+def _lose_file(layout: Any) -> None:
     Store(layout.catalogue).settle()
     next(layout.data.glob("spans-*.parquet")).unlink()
 
@@ -231,7 +225,7 @@ def test_examine_finds_what_is_wrong_with_a_store(
 ) -> None:
     """Each is a problem with its remedy, and none a crash."""
     act, count, text, remedy = DAMAGES[name]
-    layout = layout_of(recorded)
+    layout = recorded.layout
     act(layout, monkeypatch)  # type: ignore[no-untyped-call]  # functions of a table
 
     found = found_at(recorded, "problem")
@@ -253,7 +247,7 @@ def test_examine_finds_a_place_where_no_store_can_be(tmp_path: Path) -> None:
 
 def test_examine_notes_losses(recorded: Store) -> None:
     """What was lost or damaged is counted before and after it is settled."""
-    layout = layout_of(recorded)
+    layout = recorded.layout
     (segment,) = layout.segments()
     with segment.open("ab") as file:
         file.write(b'{"record":"count","lost":5}\nhalf a line\n')

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from tests.cli.reference import reference
 from tests.pages import AGENT, DOCS, README, ROOT, Part, parts, walk
 from tests.test_picture import parsed, texts
 
 from lightning_otel import config
 from lightning_otel.algorithms.options import TrainingOptions
+from lightning_otel.cli import _COMMANDS
 from lightning_otel.cli import doctor as cli_doctor
 from lightning_otel.dataset import formats
 from lightning_otel.dataset.query import QueryKeywords
@@ -107,3 +109,16 @@ def test_every_block_runs_or_says_why_not(part: Part, tmp_path: Path, server: De
         assert languages <= {"python", "bash", "text"}
         (tmp_path / "your_agent.py").write_text(AGENT)
         walk(part.blocks, tmp_path, {"AGENT_MODEL_URL": server.base_url})
+
+
+def test_documents_name_every_command_setting_and_exit_code() -> None:
+    """Commands in the reference, codes in their table; what ``run`` sets for its child nowhere."""
+    sections = re.findall(r"^## ([\w-]+)$", reference(), re.MULTILINE)
+    table = (DOCS / "looking.md").read_text().partition("## Exit codes")[2].partition("##")[0]
+    inner = {config.RUN.name, config.RUN_AGENT.name, config.ROLLOUT.name, config.ATTEMPT.name}
+    inner |= {config.PROCESS.name, config.HANDED.name, config.RUN_IS_NAMED.name}
+
+    assert sections == list(_COMMANDS)
+    assert "\n### resources promote\n" in reference()
+    assert set(re.findall(r"^\| (\d+) \|", table, re.MULTILINE)) == set("01234") | {"130"}
+    assert set(config.OURS) - inner <= {each["name"] for each in config.list_settings()}

@@ -159,3 +159,11 @@ def test_a_time_without_a_zone_is_of_this_machine(zone: str) -> None:
     midnight = noon.replace(hour=0)
     expected = [int(each.timestamp()) * SECOND for each in (noon, noon, midnight, midnight)]
     assert list(map(int, done.stdout.split())) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-11-01", "2026-11-01T12:00:00Z", "1795336813325710294", " 10m", "now", "1.5d"]
+)
+def test_times_are_ages_dates_and_numbers(text: str) -> None:
+    """Each is a time in Unix nanoseconds."""
+    assert instant_ns(text) > 1_700_000_000_000_000_000

@@ -7,7 +7,7 @@ import pytest
 
 import lightning_otel as lo
 from lightning_otel import Store
-from lightning_otel.algorithms.apo import APO
+from lightning_otel.algorithms import get
 from lightning_otel.errors import ConfigError
 from lightning_otel.trainer import Trainer
 
@@ -108,7 +108,7 @@ def test_wrong_types_are_refused_by_name(store: Store, door: Door, kind: str, na
 def test_algorithms_and_stores_check_their_own(store: Store) -> None:
     """Made by themselves, too."""
     makers: tuple[tuple[Any, dict[str, Any]], ...] = (
-        (APO, {"failure_score": "x"}), (Store, {"path": 5}), (lo.Advantage, {"size": "x"}),
+        (get("apo"), {"failure_score": "x"}), (Store, {"path": 5}), (lo.Advantage, {"size": "x"}),
         (lo.Composition, {"weights": 5}), (lo.TripletAdapter, {"gamma": "x"}),
     )  # fmt: skip
     for make, options in makers:

@@ -10,9 +10,8 @@ from xml.etree import ElementTree
 import pytest
 from tests.pages import ran
 
-from lightning_otel import Store, auto_trace, emit_action, emit_observation, emit_reward
+from lightning_otel import Resources, Store, auto_trace, emit_action, emit_observation, emit_reward
 from lightning_otel.adapter import TripletAdapter
-from lightning_otel.resources import Resources
 from lightning_otel.resources.comparison import Comparison
 from lightning_otel.state import State
 from lightning_otel.state.runs import TrainingRun

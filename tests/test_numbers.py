@@ -7,12 +7,9 @@ from typing import Any, Final
 import pytest
 from tests.cli.conftest import Cli, cli
 
-from lightning_otel import Store, emit_reward
+from lightning_otel import Queue, Resources, Runner, Store, emit_reward, run_workers
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.resources import Resources
-from lightning_otel.runner import Runner, run_workers
 from lightning_otel.state import State
-from lightning_otel.state.queue import Queue
 from lightning_otel.state.requests import Requests
 from lightning_otel.state.runs import Runs
 from lightning_otel.trainer import Trainer

@@ -14,11 +14,11 @@ from typing import Any
 import openai
 import pytest
 
-from lightning_otel import Store, auto_trace
+from lightning_otel import Resources, Store, auto_trace
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ChangedError, ConfigError, NotFoundError
 from lightning_otel.instrumentors.substitution import _share_of
-from lightning_otel.resources import Resources, stamps
+from lightning_otel.resources import stamps
 from lightning_otel.state import State
 from lightning_otel.types import Prompt
 

@@ -9,15 +9,9 @@ from tests.viewer.browsing import KEY
 from tests.viewer.client import Asking
 
 import lightning_otel as lo
-from lightning_otel import Store
-from lightning_otel.adapter.rewards import RETRACTED
+from lightning_otel import Queue, Resources, Runner, Store, learned
 from lightning_otel.errors import ConfigError
-from lightning_otel.resources import Resources
-from lightning_otel.rewards.best_version import learned
-from lightning_otel.rewards.totals import count_totals
-from lightning_otel.runner import Runner
 from lightning_otel.state import State
-from lightning_otel.state.queue import Queue
 
 TRIES: list[int] = []
 
@@ -55,7 +49,6 @@ def test_reward_is_one_number_at_the_other_doors(
 
     rewards = {
         "queue": queue.get(put.rollout_id).reward,
-        "standing": count_totals(store).total.average_reward,
         "learned": learned("", "style", min_rollouts=1, resources=resources, store=store)
         .versions[0].mean,
         "ls traces": traces[0]["reward"],
@@ -96,11 +89,11 @@ def test_a_retracted_reward_counts_at_no_door(
     assert (rollout["rewards"], rollout["reward"]) == (1, 0.7)
     assert [step.reward for step in store.transitions()] == [0.7]
     assert [row["reward"] for row in store.transitions(bodies=False).dicts()] == [0.7]
-    assert store.report().reasons() == {RETRACTED: 1}
+    assert store.report().reasons() == {"it was retracted": 1}
     assert [row["value"] for row in store.sql("FROM rewards")] == [0.7]
     (traced,) = json.loads(run_cli("ls", "traces", "--json"))
     assert (traced["reward"], traced["end_ns"]) == (0.7, before["end_ns"])
-    assert RETRACTED in run_cli("show", "@last")
+    assert "it was retracted" in run_cli("show", "@last")
     assert asking.get("/traces").words.endswith(" 0.7")
     assert "it was retracted" in asking.get(f"/traces/{traced['trace_id']}").words
     assert json.loads(asking.get("/v1/rollouts").body)["rollouts"][0]["reward"] == 0.7
@@ -114,9 +107,11 @@ def test_a_retraction_names_a_span_id(span_id: Any) -> None:
         lo.retract_reward(span_id)
 
 
-def test_what_a_reward_function_passed_over_is_counted(store: Store) -> None:
+def test_what_a_reward_function_passed_over_is_counted(
+    store: Store, served: Callable[..., str]
+) -> None:
     """A rollout of ``emit_span`` alone has no step to judge, and no average stands over nothing."""
-    with lo.auto_trace(store=store, rollout_id="r1"):
+    with lo.auto_trace(store=store, rollout_id="r1", task={"category": "images"}):
         span = lo.emit_span("optimised", metadata={"quality": 0.9})
         lo.emit_reward(0.93, span_id=span)
 
@@ -126,5 +121,6 @@ def test_what_a_reward_function_passed_over_is_counted(store: Store) -> None:
     done = lo.apply_rewards(store, exact)
 
     assert (done.attempts, done.stepless) == (0, 1)
-    total = count_totals(store).total
-    assert (total.rewarded_rollouts, total.steps, total.average_reward) == (1, 0, None)
+    answer = Asking(served(store, "", key=KEY)).get("/training/status")
+    total = json.loads(answer.body)["categories"]["images"]
+    assert (total["rewarded_rollouts"], total["steps"], total["average_reward"]) == (1, 0, None)

@@ -7,7 +7,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import Link, Status, StatusCode, Tracer
+from opentelemetry.trace import Tracer
 from tests.adapter.forest import (
     SECOND,
     Forest,
@@ -20,8 +20,6 @@ from tests.adapter.forest import (
 )
 
 from lightning_otel import TripletAdapter
-from lightning_otel.adapter.advantages import primary
-from lightning_otel.adapter.triplet import span_of
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -34,7 +32,10 @@ from lightning_otel.types import conventions as c
         *[(("discounted", gamma), "between 0 and 1") for gamma in (-0.1, 1.1)],
         (("discounted", float("nan")), "gamma is nan; it must be float"),
         (("previous", 0.5, len, None, None, None, "ok"), "reward is 'ok' beside compose=.*one of"),
-        (("previous", 0.5, primary, None, None, None, ""), "reward is empty; give the name"),
+        (
+            ("previous", 0.5, TripletAdapter().compose, None, None, None, ""),
+            "reward is empty; give the name",
+        ),
     ],
 )
 def test_adapter_refuses_what_it_does_not_know(settings: tuple[str, float], message: str) -> None:
@@ -244,39 +245,12 @@ def test_adapter_takes_spans_of_the_sdk(exporter: InMemorySpanExporter, tracer: 
     assert step.trace_id == format(exporter.get_finished_spans()[0].context.trace_id, "032x")
 
 
-def test_span_of_keeps_everything(exporter: InMemorySpanExporter, tracer: Tracer) -> None:
-    """Times, status, events, links, resource and scope come through; lists are lists."""
-    with tracer.start_as_current_span("other") as other:
-        link = Link(other.get_span_context(), {"why": "because"})
-    with tracer.start_as_current_span("outer") as outer:
-        inner = tracer.start_span("inner", attributes={"list": ["a", "b"]}, links=[link])
-        inner.add_event("happened", {"n": 1}, timestamp=5)
-        inner.set_status(Status(StatusCode.ERROR, "broke"))
-        inner.end(7)
-        given = exporter.get_finished_spans()[-1]
-
-    found = span_of(given)
-
-    assert found.parent_span_id == format(outer.get_span_context().span_id, "016x")
-    assert (found.name, found.kind, found.scope, found.end_ns) == (
-        "inner",
-        "INTERNAL",
-        "a.scope",
-        7,
-    )
-    assert (found.status, found.status_message) == ("ERROR", "broke")
-    assert found.attributes == {"list": ["a", "b"]}
-    assert [(e.name, e.time_ns, e.attributes) for e in found.events] == [("happened", 5, {"n": 1})]
-    assert [(each.span_id, each.attributes) for each in found.links] == [
-        (format(other.get_span_context().span_id, "016x"), {"why": "because"})
-    ]
-    assert found.otel_resource["telemetry.sdk.language"] == "python"
-
-
 def test_a_span_of_the_sdk_that_has_not_ended_is_incomplete(tracer: Tracer) -> None:
     """An open span has no end, and its call makes no transition."""
     span = tracer.start_span("chat", attributes=call_attributes("hi", "yes"))
     assert isinstance(span, ReadableSpan)
 
-    assert span_of(span).is_incomplete
-    assert TripletAdapter().adapt([span]) == []
+    found = TripletAdapter().explain([span])
+
+    assert not found.trajectories
+    assert found.report.reasons() == {"incomplete: the call never ended": 1}

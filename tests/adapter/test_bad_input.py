@@ -16,9 +16,8 @@ from tests.adapter.bad_input import CASES, REASONS, asking, changed
 from tests.adapter.forest import draw, steps_of
 from tests.adapter.forests import ODD
 
-from lightning_otel import Store
-from lightning_otel.adapter import TripletAdapter, calls
-from lightning_otel.store.writer import writers_by_catalogue
+from lightning_otel import Store, adapter
+from lightning_otel.adapter import TripletAdapter
 from lightning_otel.types import Credit, Dropped, Report, Span, Transition
 from lightning_otel.types import conventions as c
 
@@ -64,10 +63,7 @@ def bad_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     store.settle()
     store.add(every_span()[1::2])
     yield store
-    assert store.layout is not None
-    writer = writers_by_catalogue.get(store.layout.catalogue)
-    assert writer is not None
-    writer.seal()
+    store.writer().seal()
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +152,7 @@ def test_a_message_of_10_megabytes(tmp_path: Path) -> None:
     assert len(adapted(spans).steps) == 2
     assert [step.span_id for step in table] == [one.span_id]
     assert [(each.span_id, each.reason) for each in table.report().dropped] == [
-        (other.span_id, calls.CUT)
+        (other.span_id, "cut: the messages were too large to keep whole")
     ]
 
 
@@ -174,7 +170,7 @@ OWN_KEYS = sorted(
         *(f"{c.TAG_PREFIX}.0",),
     }
 )
-READERS = Path(calls.__file__).parent / "readers"
+READERS = Path(adapter.__file__).parent / "readers"
 FOREIGN_KEYS = sorted(
     {
         found
@@ -192,24 +188,28 @@ FOREIGN_CALLS: tuple[dict[str, Any], ...] = (
 )
 
 
+NO_OUTPUT = "no output: the model answered nothing"
+UNREADABLE = "unreadable: the messages are not the JSON they should be"
+
+
 def expected(key: str, value: object) -> str | None:
-    """Why a call with an attribute of a wrong type is lost; None if it is not."""
+    """The reason that a call with an attribute of a wrong type is lost for; None if it is not."""
     if key == c.ABANDONED and value:
-        return calls.ABANDONED
+        return "abandoned: the program left the stream before its end"
     if key == c.TRACK_ONLY and isinstance(value, (str, list)) and value != "":
-        return calls.NOT_TRACKED
+        return "not tracked: the agent is not in track_only"
     if key not in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES):
         return None
     if value is None:
-        return None if key == c.INPUT_MESSAGES else calls.NO_OUTPUT
+        return None if key == c.INPUT_MESSAGES else NO_OUTPUT
     try:
         messages = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
-        return calls.UNREADABLE
+        return UNREADABLE
     if not isinstance(messages, list) or not all(isinstance(item, dict) for item in messages):
-        return calls.UNREADABLE
+        return UNREADABLE
     has_parts = any(item.get("parts") for item in messages)
-    return None if key == c.INPUT_MESSAGES or has_parts else calls.NO_OUTPUT
+    return None if key == c.INPUT_MESSAGES or has_parts else NO_OUTPUT
 
 
 def draw_apart(name: str, drawing: str, changes: dict[str, Any]) -> list[Span]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
+from tests.adapter.forest import text_of
 
 from lightning_otel import Store, auto_trace, emit_reward
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.messages.chat import messages_of
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def client() -> Iterator[OpenAI]:
 
 def told(step: Any) -> list[tuple[str, Any]]:
     """Return the roles and texts of what a step saw."""
-    return [(item["role"], item["content"]) for item in messages_of(step.observation)]
+    return [(item["role"], text_of([item])) for item in step.observation]
 
 
 def test_history_on_the_server_is_joined_within_a_rollout(tmp_path: Path, client: OpenAI) -> None:

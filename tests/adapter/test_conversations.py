@@ -10,14 +10,20 @@ from hypothesis import strategies as st
 from tests.adapter.forest import Forest, call_attributes, conversation, draw, said
 from tests.adapter.forests import forests
 
-from lightning_otel.adapter import TripletAdapter
-from lightning_otel.adapter.conversations import make_conversations
+from lightning_otel import Store
 from lightning_otel.types import Conversation, Span
 from lightning_otel.types import conventions as c
 
 
 def found_in(forest: Forest) -> list[Conversation]:
-    return list(make_conversations(TripletAdapter().adapt(forest.spans)))
+    return list(held_in(forest.spans).messages())
+
+
+def held_in(spans: list[Span]) -> Store:
+    """A store of these spans."""
+    store = Store(":memory:")
+    store.add(spans)
+    return store
 
 
 def answer(forest: Forest, given: Any, *messages: Any, **attributes: Any) -> None:
@@ -107,11 +113,11 @@ def test_reasoning_stays_with_the_answer_it_led_to() -> None:
 @given(forests, st.booleans())
 def test_every_answer_is_named_once(spans: list[Span], is_discounted: bool) -> None:
     """Each transition that said something is an answer of exactly one conversation, as it was."""
-    found = TripletAdapter("discounted" if is_discounted else "previous").adapt(spans)
+    store, credit = held_in(spans), "discounted" if is_discounted else "previous"
 
-    rows = list(make_conversations(found))
+    rows = list(store.messages(credit=credit, include_incomplete=True))
 
-    steps = {id(step): step for path in found for step in path.transitions}.values()
+    steps = list(store.transitions(credit=credit, include_incomplete=True))
     named = Counter(name for row in rows for name in row.span_ids)
     assert named == Counter(step.span_id for step in steps if step.action)
     rewards = {step.span_id: step.reward for step in steps}

@@ -17,7 +17,7 @@ from tests.adapter.forest import Forest, draw, reward_attributes, steps_of, text
 from tests.viewer.browsing import KEY
 from tests.viewer.client import Asking
 
-from lightning_otel import Store, TripletAdapter
+from lightning_otel import Store, TripletAdapter, plot_training_metrics
 from lightning_otel.adapter import Adaptation
 from lightning_otel.adapter.advantages import last_rewards
 from lightning_otel.adapter.rewards import NO_STEP_BEFORE, with_evaluations
@@ -27,7 +27,6 @@ from lightning_otel.errors import ConfigError
 from lightning_otel.resources.comparison import compare_versions
 from lightning_otel.types import Call, Credit, CreditRule, Reward
 from lightning_otel.types import conventions as c
-from lightning_otel.views.plot import plot_training_metrics
 
 ALL = " ".join(get_args(Credit))
 REASONS = {

@@ -22,7 +22,6 @@ from tests.adapter.forest import (
 )
 
 from lightning_otel import TripletAdapter
-from lightning_otel.adapter.rewards import OUTCOME
 from lightning_otel.types import Trajectory
 from lightning_otel.types import conventions as c
 
@@ -168,7 +167,7 @@ def test_the_outcome_says_where_it_went() -> None:
 
     (credited,) = TripletAdapter().explain(spans).credited
 
-    assert credited.by == OUTCOME
+    assert credited.by == "outcome: the last step of the main conversation"
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import lightning_otel as lo
-from lightning_otel import LitAgent, Router, Store
+from lightning_otel import LitAgent, Router, Store, rollout
 from lightning_otel.errors import ConfigError
-from lightning_otel.runner.agents import FunctionAgent, agent_of, rollout
+from lightning_otel.runner.agents import FunctionAgent, agent_of
 from lightning_otel.runner.agents.agent import cancel_agent
 from lightning_otel.runner.agents.functions import by_value
 from lightning_otel.types import Mode, Resource, Rollout

@@ -12,30 +12,22 @@ from examples.closed_loop import tiny
 from tests.adapter.forest import said
 from tests.formats.consumers.recorded import TASKS, TRIES, recorded
 
-from lightning_otel.algorithms.base import Batch
+from lightning_otel.algorithms import Batch, get
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.types import Trajectory, Transition
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from lightning_otel.algorithms.dpo import DPO  # noqa: E402
-from lightning_otel.algorithms.engines import NEUTRAL  # noqa: E402
-from lightning_otel.algorithms.grpo import GRPO  # noqa: E402
-from lightning_otel.algorithms.kto import KTO  # noqa: E402
-from lightning_otel.algorithms.ppo import PPO  # noqa: E402
-from lightning_otel.algorithms.sft import SFT  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
 FAST: dict[str, Any] = {"learning_rate": 1e-3}
 LORA = {"r": 4, "target_modules": ["q_proj", "v_proj"]}
-MAKERS: dict[str, Callable[..., Any]] = {
-    "sft": SFT,
-    "kto": KTO,
-    "dpo": DPO,
-    "grpo": GRPO,
-    "ppo": PPO,
-}
+MAKERS: dict[str, Any] = {name: get(name) for name in ("sft", "kto", "dpo", "grpo", "ppo")}
+SFT, KTO, DPO, GRPO, PPO = MAKERS.values()
+NEUTRAL = {
+    "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

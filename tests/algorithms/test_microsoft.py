@@ -21,8 +21,7 @@ from lightning_otel import (
     instrument,
     uninstrument,
 )
-from lightning_otel.algorithms import models, verl
-from lightning_otel.algorithms.base import Batch
+from lightning_otel.algorithms import Batch, models, verl
 from lightning_otel.algorithms.exchange import explain_missing
 from lightning_otel.algorithms.microsoft import Microsoft
 from lightning_otel.demo.server import DemoServer

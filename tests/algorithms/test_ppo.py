@@ -11,14 +11,14 @@ from examples.closed_loop import tiny
 from tests.formats.consumers.recorded import recorded
 
 from lightning_otel import Trainer
-from lightning_otel.algorithms.base import Batch
+from lightning_otel.algorithms import Batch, get
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.types import Trajectory, Transition
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from lightning_otel.algorithms.ppo import PPO  # noqa: E402
+PPO: Any = get("ppo")
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
 GAMMA: Final = 0.9
@@ -193,7 +193,7 @@ def test_the_head_learns_and_stays_behind(base: Path, pattern: Transition, tmp_p
     """Values come near what is earned; checkpoints hold the head, what engines load does not."""
     from safetensors import safe_open
 
-    def made() -> PPO:
+    def made() -> Any:
         return PPO(str(base), learning_rate=3e-3, gamma=1.0, batch_size=4)
 
     straight, resumed = made(), made()

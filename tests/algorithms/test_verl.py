@@ -12,11 +12,10 @@ from examples.closed_loop import tiny
 from tests.formats.consumers.recorded import recorded
 
 import lightning_otel as lo
+from lightning_otel import Queue, Runner
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, TrainingError
-from lightning_otel.runner import Runner
 from lightning_otel.state import State
-from lightning_otel.state.queue import Queue
 
 loops = pytest.importorskip("verl.experimental.agent_loop.agent_loop")
 

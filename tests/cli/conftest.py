@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import io
 import os
 import pty
 import shutil
@@ -14,11 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import numpy as np
 import openai
 import pytest
+from tests.command import invoke
 
 from lightning_otel import Store, auto_trace, operation
-from lightning_otel.cli import main
 from lightning_otel.demo import train
 from lightning_otel.demo.server import DemoServer
 
@@ -30,27 +30,9 @@ FORMULAS = "SELECT '=1+1' AS \"=a\", -1.5 AS n, '-x' AS t, '@y' AS u, 'a=b' AS v
 _TIMEOUT_S = 50
 
 
-def _invoke(*args: object) -> CompletedProcess[str]:
-    """Run ``main()`` as it is, with streams like those of a pipe."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-    argv = sys.argv
-    sys.argv = ["lightning-otel", *map(str, args)]
-    code: object = None
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            main()
-    except SystemExit as exc:
-        code = exc.code
-    finally:
-        sys.argv = argv
-    texts = []
-    for stream in (out, err):
-        stream.flush()
-        buffer = stream.buffer
-        assert isinstance(buffer, io.BytesIO)
-        texts.append(buffer.getvalue().decode())
-    assert isinstance(code, int)
-    return CompletedProcess(list(map(str, args)), code, *texts)
+def read_ns(text: str) -> int:
+    """Read a time of a table, in UTC."""
+    return int(np.datetime64(text.removesuffix("Z"), "ns").astype(int))
 
 
 def lines_of_error(done: CompletedProcess[str]) -> list[str]:
@@ -72,7 +54,7 @@ def _activated_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cli() -> Cli:
     """Runs a command line in this process; gives exit code, stdout and stderr."""
-    return _invoke
+    return invoke
 
 
 @pytest.fixture

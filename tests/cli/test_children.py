@@ -9,8 +9,8 @@ import subprocess
 import sys
 import venv
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
-from pkgutil import resolve_name
 from subprocess import CompletedProcess
 from typing import Any
 
@@ -19,12 +19,12 @@ from tests.cli.conftest import Cli
 from tests.viewer.browsing import KEY
 from tests.viewer.client import Asking
 
+import lightning_otel
 from lightning_otel import Store
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.provider import INSTRUMENTORS, startup
 from lightning_otel.types import conventions as c
 
-START = Path(startup.__path__[0]) / "sitecustomize.py"
+START = Path(lightning_otel.__file__).parent / "provider" / "startup" / "sitecustomize.py"
 ASK = """\
 import os, sys, openai
 def ask(text):
@@ -149,11 +149,12 @@ def test_start_is_python_2_and_knows_each_library() -> None:
             assert not any(each.annotation for each in every if each)
     patched = {
         module.partition(".")[0]
-        for place in INSTRUMENTORS.values()
-        for module in resolve_name(place)().patches()
+        for entry in entry_points(group="opentelemetry_instrumentor")
+        if entry.name.startswith("lightning-")
+        for module in entry.load()().patches()
     }
     clients = {module.partition(".")[0] for module in names["_CLIENTS"]}
-    assert names["LIBRARIES"] | clients == patched | set(INSTRUMENTORS)
+    assert names["LIBRARIES"] | clients == patched
     assert not names["LIBRARIES"] & clients
 
 

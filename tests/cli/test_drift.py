@@ -10,13 +10,10 @@ import pytest
 pytest.importorskip("transformers", reason="the extra drift is not installed")
 pytest.importorskip("jinja2", reason="the extra drift is not installed")
 
-from tests.bytepairs import CHATML, POLITE, PROMPT, REFUSING, built, record, spelled
-from tests.cli.conftest import Cli
+from tests.bytepairs import CHATML, POLITE, PROMPT, REFUSING, Engine, built, record, spelled
+from tests.cli.conftest import Cli, lines_of_error
 
 from lightning_otel import Store
-from lightning_otel.adapter.drift import measure
-from lightning_otel.dataset.tokenizers import TransformersTokenizer, load_tokenizer
-from lightning_otel.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +23,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path) -> TransformersTokenizer:
+def engine(folder: Path) -> Engine:
     """The engine's own tokenizer."""
-    return load_tokenizer(str(folder))
+    return Engine(folder)
 
 
 def test_drift_command_tells_people_and_machines(
-    store: Store, engine: TransformersTokenizer, folder: Path, cli: Cli
+    store: Store, engine: Engine, folder: Path, cli: Cli
 ) -> None:
     """A line for each model and part, with the reasons; the same as JSON."""
     prompt = engine.encode(PROMPT)
@@ -73,99 +70,119 @@ def test_drift_command_without_ids_says_how_to_get_them(
     assert "--enable-retokenization-fix" in done.stderr
 
 
+@pytest.fixture
+def measure(store: Store, cli: Cli) -> Callable[[Path], list[dict[str, Any]]]:
+    """Measures the store with the tokenizer in a folder: the prompts, then the responses."""
+
+    def run(tokenizer: Path) -> list[dict[str, Any]]:
+        done = cli("drift", "--tokenizer", tokenizer, "--json", "--store", store.name)
+        return list(json.loads(done.stdout)["drift"])
+
+    return run
+
+
+Measure = Callable[[Path], list[dict[str, Any]]]
+
+
 def test_a_tokenizer_measures_its_own_engine_as_exact(
-    store: Store, engine: TransformersTokenizer
+    store: Store, engine: Engine, folder: Path, measure: Measure
 ) -> None:
     """Nothing drifts where template and tokenizer are the engine's and it spells as usual."""
-    prompt = engine.encode(PROMPT)
-    record(store, [prompt], [engine.encode("the answer<|im_end|>")])
+    record(store, [engine.encode(PROMPT)], [engine.encode("the answer<|im_end|>")])
 
-    found = measure(store.transitions(), engine)
+    found = measure(folder)
 
-    assert [(each.part, each.exact_rate) for each in found.parts] == [
-        ("prompt", 1.0), ("response", 1.0),
+    assert [(row["model"], row["part"], row["exact_rate"]) for row in found] == [
+        ("tiny", "prompt", 1.0), ("tiny", "response", 1.0),
     ]  # fmt: skip
-    assert found.parts[0].model == "tiny"
 
 
 def test_a_model_that_spells_otherwise_drifts_by_retokenisation(
-    store: Store, engine: TransformersTokenizer
+    store: Store, engine: Engine, folder: Path, measure: Measure
 ) -> None:
     """Letter by letter is the same text, and no token of it comes back but the last."""
-    prompt = engine.encode(PROMPT)
     sampled = [*spelled(engine, "the answer"), *engine.encode("<|im_end|>")]
-    record(store, [prompt], [sampled])
+    record(store, [engine.encode(PROMPT)], [sampled])
 
-    _, response = measure(store.transitions(), engine).parts
+    _, response = measure(folder)
 
-    assert (response.exact, response.causes) == (0, {"retokenisation": 1})
-    assert response.prefix_share < 0.5
-    assert response.length_delta < 0
+    assert (response["exact"], response["causes"]) == (0, {"retokenisation": 1})
+    assert response["prefix_share"] < 0.5
+    assert response["length_delta"] < 0
 
 
 def test_another_template_drifts_by_template(
-    store: Store, engine: TransformersTokenizer, tmp_path: Path
+    store: Store, folder: Path, measure: Measure, tmp_path: Path
 ) -> None:
     """A system prompt that the engine's template adds in silence is found."""
-    polite = load_tokenizer(str(built(tmp_path / "polite", POLITE)))
-    rendered = polite.render([{"role": "user", "parts": [_text("what is the question")]}], [])
-    record(store, [polite.encode(rendered)], [polite.encode("the answer")])
+    place = built(tmp_path / "polite", POLITE)
+    polite = Engine(place)
+    prompts = [polite.encode(polite.render("what is the question"))]
+    record(store, prompts, [polite.encode("the answer")])
 
-    prompt, response = measure(store.transitions(), engine).parts
+    prompt, response = measure(folder)
+    own, _ = measure(place)
 
-    assert prompt.causes == {"template": 1}
-    assert prompt.length_delta < 0
-    assert response.exact == 1
-    assert polite.template != engine.template
+    assert prompt["causes"] == {"template": 1}
+    assert prompt["length_delta"] < 0
+    assert response["exact"] == 1
+    assert own["exact"] == 1
+    assert own["template"] != prompt["template"]
 
 
-def test_a_refusing_template_and_foreign_ids_are_other(store: Store, tmp_path: Path) -> None:
+def test_a_refusing_template_and_foreign_ids_are_other(
+    store: Store, measure: Measure, tmp_path: Path
+) -> None:
     """What cannot be rendered or is not in the vocabulary has a cause of its own."""
-    refusing = load_tokenizer(str(built(tmp_path / "refusing", REFUSING)))
     record(store, [[1, 2]], [[150_000]])
 
-    found = measure(store.transitions(), refusing)
+    found = measure(built(tmp_path / "refusing", REFUSING))
 
-    assert [each.causes for each in found.parts] == [{"other": 1}, {"other": 1}]
+    assert [row["causes"] for row in found] == [{"other": 1}, {"other": 1}]
 
 
-def test_an_answer_cut_in_a_character_is_other(store: Store, engine: TransformersTokenizer) -> None:
+def test_an_answer_cut_in_a_character_is_other(
+    store: Store, engine: Engine, folder: Path, measure: Measure
+) -> None:
     """Half of an é is no text: it comes back as another character, which is no retokenisation."""
-    half = spelled(engine, "é")[:1]
-    record(store, [engine.encode("x")], [half])
+    record(store, [engine.encode("x")], [spelled(engine, "é")[:1]])
 
-    _, response = measure(store.transitions(), engine).parts
+    _, response = measure(folder)
 
-    assert response.causes == {"other": 1}
-
-
-def _text(content: str) -> dict[str, Any]:
-    return {"type": "text", "content": content}
+    assert response["causes"] == {"other": 1}
 
 
-def test_tool_calls_are_rendered_with_arguments_as_objects(engine: TransformersTokenizer) -> None:
+def test_tool_calls_are_rendered_with_arguments_as_objects(
+    store: Store, engine: Engine, folder: Path, measure: Measure
+) -> None:
     """Templates write arguments by ``tojson``: of a text they would make a quoted text."""
     call = {"type": "tool_call", "id": "1", "name": "f", "arguments": {"a": 1}}
-    text = engine.render([{"role": "assistant", "parts": [call]}], [])
+    prompt = '<|im_start|>assistant\n<tool>{"a": 1}</tool><|im_end|>\n<|im_start|>assistant\n'
+    asked = [{"role": "assistant", "parts": [call]}]
+    record(store, [engine.encode(prompt)], [engine.encode("the answer")], asked)
 
-    assert '<tool>{"a": 1}</tool>' in text
+    rendered, _ = measure(folder)
+
+    assert (rendered["exact"], rendered["count"]) == (1, 1)
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "reason"),
     [
         (lambda folder: folder / "missing", "no tokenizer at"),
         (lambda folder: built(folder / "bare", ""), "has no chat template"),
     ],
 )
 def test_a_tokenizer_that_cannot_be_used_is_refused(
-    make: Callable[[Path], Path], said: str, tmp_path: Path
+    make: Callable[[Path], Path], reason: str, store: Store, cli: Cli, tmp_path: Path
 ) -> None:
     """The error names the place, what is wrong with it and what to do."""
     place = make(tmp_path)
+    record(store, [[1]], [[2]])
 
-    with pytest.raises(ConfigError, match=said) as caught:
-        load_tokenizer(str(place))
+    done = cli("drift", "--tokenizer", place, "--store", store.name)
 
-    assert str(place) in str(caught.value)
-    assert caught.value.remedy
+    *words, remedy = lines_of_error(done)
+    assert reason in " ".join(words)
+    assert str(place) in " ".join(words)
+    assert remedy

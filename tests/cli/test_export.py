@@ -15,7 +15,7 @@ from tests.adapter.forest import Forest
 from tests.cli.conftest import Cli, lines_of_error
 
 from lightning_otel import Span, Store, TripletAdapter
-from lightning_otel.adapter import Adaptation, advantages
+from lightning_otel.adapter import Adaptation
 from lightning_otel.types import conventions as c
 
 
@@ -179,7 +179,7 @@ def test_triplets_with_advantages(cli: Cli, tmp_path: Path) -> None:
         ("a", 1.0, 1.0), ("b", 0.0, -1.0), ("c", None, None),
     }  # fmt: skip
     assert {(row["group_id"], row["weight"]) for row in rows} == {('"sum"', 0.5)}
-    assert f"left out: 1 × {advantages.NO_REWARD}" in done.stderr
+    assert "left out: 1 × no advantage: its rollout has no reward" in done.stderr
 
 
 @pytest.mark.parametrize("credit", ["previous", "last", "discounted"])

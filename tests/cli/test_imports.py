@@ -17,14 +17,13 @@ from typing import Any
 import duckdb
 import orjson
 import pytest
-from tests.cli.conftest import _invoke
+from tests.command import invoke
 from tests.receivers.frameworks import FORMS, RESULT, SAID, observe
 from tests.receivers.requests import json_of
 from tests.receivers.test_documents import stored_span
 from tests.serve.serving import request_of
 
 from lightning_otel import Store, auto_trace, emit_message, emit_reward
-from lightning_otel.messages import plain_text
 from lightning_otel.types import Event, Link, Span
 from lightning_otel.types import conventions as c
 
@@ -33,7 +32,7 @@ Spawn = Callable[..., CompletedProcess[str]]
 
 def run_import(store: Path, *files: Path) -> tuple[int, str]:
     """Exit code and talk of the command."""
-    done = _invoke("import", *files, "--store", store)
+    done = invoke("import", *files, "--store", store)
     assert done.stdout == ""
     return done.returncode, done.stderr
 
@@ -139,7 +138,7 @@ def test_import_reads_back_what_export_wrote(tmp_path: Path) -> None:
             Span("1" * 32, "3" * 16, None, "open", 1_760_000_000_000_000_001, None),
         ]
     )
-    done = _invoke("export", "spans", file, "--store", store.name)
+    done = invoke("export", "spans", file, "--store", store.name)
     code, said = run_import(second, file)
 
     def spans(path: Path, **more: str) -> list[Span]:
@@ -203,7 +202,7 @@ def test_import_reads_a_zip_and_a_byte_order_mark(tmp_path: Path, lines: bytes) 
         made.writestr("others.txt", b"no JSON\n")
 
     code, said = run_import(tmp_path / "s.duckdb", archive)
-    limited = _invoke("import", archive, "--limit", "1kB", "--store", tmp_path / "t.duckdb")
+    limited = invoke("import", archive, "--limit", "1kB", "--store", tmp_path / "t.duckdb")
 
     assert code == 1
     assert "6 spans read, 6 new" in said
@@ -257,10 +256,11 @@ def test_a_platforms_records_are_read_in_any_form(form: str, tmp_path: Path) -> 
     code, said = run_import(tmp_path / "s.duckdb", file)
 
     assert code == 0, said
-    first, second = Store(tmp_path / "s.duckdb").transitions()
+    store = Store(tmp_path / "s.duckdb")
+    first, _ = store.transitions()
     assert (first.agent, first.input_tokens, first.output_tokens) == ("agent", 3, 4)
-    assert plain_text(second.observation[-1:]) == RESULT
-    assert plain_text(second.action) == SAID
+    (row,) = store.messages()
+    assert [item["content"] for item in row.messages[-2:]] == [RESULT, SAID]
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_names_are_no_patterns(tmp_path: Path, lines: bytes, name: str) -> None:
     code, _ = run_import(store, folder / f"{name}.json")
     places = [folder / f"{name}.{kind}" for kind in ("jsonl", "parquet", "packed")]
     done = [
-        _invoke("export", kind, place, "--store", store).returncode
+        invoke("export", kind, place, "--store", store).returncode
         for kind, place in zip(("spans", "spans", "duckdb"), places, strict=True)
     ]
 

@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.adapter.fixtures import recorded
-from tests.cli.conftest import EVIL, FORMULAS, Cli, lines_of_error
+from tests.cli.conftest import EVIL, FORMULAS, Cli, lines_of_error, read_ns
 from tests.plot.made import fill
 
 from lightning_otel import Resources, State, Store, auto_trace, emit_message, emit_reward
-from lightning_otel.store.layout import Layout
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
-from lightning_otel.types.instants import instant_ns
 
 Terminal = Callable[..., str]
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -181,7 +179,7 @@ def test_each_form_holds_the_same(command: str, cli: Cli, kept: Path) -> None:
         assert [json.loads(line) for line in lines] == array
     for name in ("start_ns", "end_ns") if command in FORMS[:1] + FORMS[1:2] + FORMS[3:5] else ():
         for row, numbers in zip(rows[1:], array, strict=True):
-            assert instant_ns(row[rows[0].index(name[:-3])]) == numbers[name]
+            assert read_ns(row[rows[0].index(name[:-3])]) == numbers[name]
 
 
 @pytest.mark.pain(13)
@@ -285,7 +283,7 @@ def test_a_pipe_gets_whole_texts(cli: Cli, store: Store) -> None:
 def test_a_later_reward_is_of_its_trace(cli: Cli, copy: Path) -> None:
     """It is a reward of its trace, not a trace; spans noted as lost are counted before settling."""
     cli("reward", "exp-one", "0.5", "--store", copy)
-    (segment, *_) = Layout(copy).segments()
+    (segment, *_) = Path(f"{copy}.d", "live").glob("*-*.ndjson")
     with segment.open("ab") as file:
         file.write(b'{"record":"count","lost":3}\n{"record":"count","lost":4}\n')
 

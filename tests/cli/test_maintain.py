@@ -4,18 +4,17 @@ import csv
 import io
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, read_ns
+from tests.viewer.browsing import KEY
 
 from lightning_otel import Store, auto_trace, emit_action
-from lightning_otel.rewards.feedback import Feedback
-from lightning_otel.rewards.pending import Pending
 from lightning_otel.state import State
-from lightning_otel.store import settle as settle_module
 from lightning_otel.types import Span
-from lightning_otel.types.instants import instant_ns
 
 
 @pytest.fixture
@@ -88,8 +87,8 @@ def test_compact_refuses_what_it_does_not_understand(
 
 @pytest.fixture(autouse=True)
 def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2_000)
-    monkeypatch.setattr(settle_module, "GRACE_US", 20_000)
+    monkeypatch.setattr("lightning_otel.store.settle.COMMIT_AHEAD_US", 2_000)
+    monkeypatch.setattr("lightning_otel.store.settle.GRACE_US", 20_000)
 
 
 def test_redact_masks_tells_and_lists(cli: Cli, copy: Path) -> None:
@@ -105,7 +104,7 @@ def test_redact_masks_tells_and_lists(cli: Cli, copy: Path) -> None:
     assert (told.returncode, done.returncode, listed.returncode) == (0, 0, 0)
     (record,) = json.loads(listed.stdout)
     (said,) = csv.DictReader(io.StringIO(cli("redact", "--list", "--csv", "--store", copy).stdout))
-    assert instant_ns(said["began"]) == record["began_ns"]
+    assert read_ns(said["began"]) == record["began_ns"]
     assert (record["reason"], record["spans"]) == ("a request", 9)
     assert "What is" not in listed.stdout
     assert not any("What is" in str(span.attributes) for span in Store(copy).spans())
@@ -136,19 +135,26 @@ def test_redact_of_one_rollout_gives_one_document(cli: Cli, copy: Path) -> None:
     assert all("[redacted]" not in text for name, text in asked.items() if name != "exp-one")
 
 
+def count_waiting(store: Path) -> int:
+    """The feedback that waits, as it stands in a store's state."""
+    with State(str(store)).read() as connection:
+        rows = connection.exec_driver_sql("SELECT count(*) FROM lightning_feedback")
+        return int(rows.scalar_one())
+
+
 @pytest.fixture
-def late(tmp_path: Path) -> Path:
+def late(tmp_path: Path, served: Callable[..., str]) -> Path:
     """A store with one rollout, recorded after what a person said of it."""
     store = Store(tmp_path / "traces.duckdb")
     store.writer()
-    state = State.beside(store)
-    assert (
-        Pending(state).give(store, Feedback("rollout", "r1", 0.5, time.time_ns(), {}, "f1")) is None
-    )
+    body = b'{"rollout_id": "r1", "reward": 0.5}'
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+    url = f"{served(store, '', key=KEY)}/v1/feedback"
+    with urlopen(Request(url, body, headers), timeout=30) as answer:
+        assert answer.status == 202
     with auto_trace(store=store, rollout_id="r1"):
         emit_action("say", "hi")
     store.writer().seal()
-    state.close()
     return tmp_path / "traces.duckdb"
 
 
@@ -170,7 +176,7 @@ def test_what_waits_is_given_first(cli: Cli, late: Path, command: str) -> None:
     assert done.returncode == 0, done.stderr
     assert "1 × feedback given that had waited for what it judges" in done.stderr
     assert [step.reward for step in Store(late).transitions()] == [0.5]
-    assert not Pending(State(str(late))).waiting().count
+    assert count_waiting(late) == 0
     if command == "export":
         assert [json.loads(line)["reward"] for line in out.read_text().splitlines()] == [0.5]
         again = cli("export", "triplets", "-o", late.with_name("again.jsonl"), "--store", late)
@@ -183,7 +189,7 @@ def test_dry_run_gives_nothing(cli: Cli, late: Path, command: tuple[str, ...]) -
     done = cli(*command, "--store", late)
 
     assert done.returncode == 0, done.stderr
-    assert Pending(State(str(late))).waiting().count == 1
+    assert count_waiting(late) == 1
 
 
 def test_state_that_cannot_be_read_keeps_no_spans_back(cli: Cli, late: Path) -> None:

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, read_ns
 
+from lightning_otel import Queue
 from lightning_otel.state import State
-from lightning_otel.state.queue import Queue
-from lightning_otel.types.instants import instant_ns
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def test_queue_lists_rollouts(cli: Cli, place: Path) -> None:
     assert [row["task"] for row in rows] == ["e", "d", "c", "b", "a"]
     assert rows[-1]["reward"] == 0.5
     header, line = (each.split("\t") for each in some.stdout.splitlines())
-    assert instant_ns(line[header.index("created")]) == rows[0]["created_ns"]
+    assert read_ns(line[header.index("created")]) == rows[0]["created_ns"]
     assert "1 more" in some.stderr
 
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from lightning_otel import Store, auto_trace, emit_action, emit_reward
+from lightning_otel import Resources, Store, auto_trace, emit_action, emit_reward
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.resources import Resources
 from lightning_otel.state import State
 
 AGENT = """\

@@ -19,7 +19,7 @@ import pytest
 from tests.cli.conftest import Cli, lines_of_error
 from tests.manifests import seal_manifest
 
-from lightning_otel import Store, config
+from lightning_otel import Store
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -482,7 +482,7 @@ def test_a_program_runs_in_a_folder_that_is_gone(
 ) -> None:
     """As it would without us; where no store can be found because of it, that is said once."""
     gone = tmp_path / "gone"
-    environment = {name: os.environ[name] for name in os.environ if name != config.STORE.name}
+    environment = {name: os.environ[name] for name in os.environ if name != "LIGHTNING_OTEL_STORE"}
     gone.mkdir()
     python = shlex.quote(sys.executable)
     words = command.format(python=python, store=tmp_path / "s.duckdb")

@@ -1,6 +1,5 @@
 """What waits in vain says so, at each door where somebody looks."""
 
-import json
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,6 @@ from lightning_otel import (
 )
 from lightning_otel.errors import ConfigError
 from lightning_otel.state import State
-from lightning_otel.state.requests import Requests
 
 NAME = "system_prompt"
 
@@ -113,20 +111,3 @@ def test_run_without_a_reward_in_sight_says_so(
     assert len(said) == 1
     assert "the run waits: " in said[0]
     assert "2 new ones, 2 of them over and 0 with a reward" in said[0]
-
-
-def test_doctor_names_a_request_without_a_worker(store: Store, cli: Callable[..., Any]) -> None:
-    """Not while a worker is there, nor once it is gone for a minute."""
-    record(store, 1)
-    requests = Requests(State.beside(store))
-    requests.put("apo")
-    requests.announce("w", "baseline")
-
-    before = json.loads(cli("doctor", "--format", "json", "--store", store.name).stdout)
-    requests.announce("w", "apo")
-    after = json.loads(cli("doctor", "--format", "json", "--store", store.name).stdout)
-    requests.dismiss("w")
-
-    assert "training-waits" in [each["code"] for each in before]
-    assert "training-waits" not in [each["code"] for each in after]
-    assert not requests.has_worker()

@@ -7,14 +7,13 @@ from typing import Any
 import openai
 import pytest
 
-from lightning_otel import Store
+from lightning_otel import Store, plot_training_metrics
 from lightning_otel.demo import Lesson, Outcome, tasks, train
 from lightning_otel.demo.agent import calculate, solve
 from lightning_otel.demo.policy import STYLES, ToyPolicy
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Transition
-from lightning_otel.views.plot import plot_training_metrics
 
 
 def test_tasks_follow_the_seed() -> None:

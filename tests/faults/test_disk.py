@@ -16,7 +16,6 @@ import pytest
 from tests.faults.harness import IS_FULL, Host, Outcome, note, trials
 
 from lightning_otel import Store
-from lightning_otel.store.layout import Layout
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -110,7 +109,7 @@ def test_disk_full_to_the_end_says_what_is_lost(tmp_path: Path) -> None:
 def test_run_on_a_full_disk_says_what_was_not_stored(tmp_path: Path) -> None:
     """R20: the program ends as it would, and no error of DuckDB is shown."""
     store = tmp_path / "s.duckdb"
-    Layout(store).create()
+    Store(store).add([])
     command = ["-m", "lightning_otel", "run", "--store", str(store), "--", "python", "-c"]
     shown = shlex.join([sys.executable, *command, "import lightning_otel; print('done')"])
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import duckdb
 import pytest
-from tests.cli.conftest import _invoke
+from tests.command import invoke
 from tests.viewer.browsing import KEY
 from tests.viewer.client import Asking
 
@@ -154,7 +154,7 @@ def test_s10_every_export_command_and_page_goes_on(
         paths += [trace, f"{trace}/raw", f"{trace}/spans/{span.span_id}"]
     answers = {path: ask.get(path).status for path in paths}
     words = [*COMMANDS, *(f"show {span.trace_id} {view}" for span in spans for view in VIEWS)]
-    codes = {line: _invoke(*line.split(), "--store", store.name).returncode for line in words}
+    codes = {line: invoke(*line.split(), "--store", store.name).returncode for line in words}
 
     assert {path: status for path, status in answers.items() if status != 200} == {}
     assert {line: code for line, code in codes.items() if code} == {}
@@ -172,7 +172,7 @@ def test_s10_an_odd_message_leaves_its_own_step_out(store: Store) -> None:
                           attributes=attributes))  # fmt: skip
     store.add(calls)
 
-    done = _invoke("export", "openai-sft", "--store", store.name)
+    done = invoke("export", "openai-sft", "--store", store.name)
 
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)
     for kind, span in zip(("'[\"a\"]'", "'number'"), calls, strict=False):

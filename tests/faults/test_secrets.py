@@ -17,7 +17,6 @@ import lightning_otel
 from lightning_otel import Store
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import LightningOtelError
-from lightning_otel.store.layout import Layout
 from lightning_otel.types import Span
 
 AGENT = Path(__file__).with_name("telling_agent.py")
@@ -180,12 +179,11 @@ def test_no_link_leads_our_writing_elsewhere(
     victim = tmp_path / "victim"
     if not is_dangling:
         victim.write_bytes(b"precious")
-    layout = Layout(tmp_path / "home" / "traces.duckdb")
-    layout.create()
+    store = Store(tmp_path / "home" / "traces.duckdb")
+    store.add([])
     planted = tmp_path / "home" / place
     planted.unlink(missing_ok=True)
     planted.symlink_to(victim)
-    store = Store(layout.catalogue)
 
     acts: list[Callable[[], object]] = [
         lambda: store.add([make_span()]), lambda: store.writer().seal(), store.settle, store.connect

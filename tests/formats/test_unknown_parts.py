@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.cli.conftest import _invoke
+from tests.command import invoke
 
 from lightning_otel import Store
 from lightning_otel.types import Span
@@ -75,7 +75,7 @@ def test_a_part_without_a_place(tmp_path: Path, case: str, name: str) -> None:
     store, file = Store(tmp_path / "s.duckdb"), tmp_path / "rows.jsonl"
     store.add([Span("1" * 32, "2" * 16, None, "chat m", 10**18, 10**18 + 5, attributes=attributes)])
 
-    done = _invoke("export", name, file, "--store", store.name)
+    done = invoke("export", name, file, "--store", store.name)
 
     rows = [orjson.loads(line) for line in file.read_text().splitlines()]
     assert "a part of type 'acme.hologram'" in done.stderr
@@ -101,7 +101,7 @@ def test_an_answer_of_encrypted_reasoning_says_nothing(tmp_path: Path, name: str
         ids = (f"{number + 1}" * 32, f"{number + 1}" * 16)
         store.add([Span(*ids, None, "chat m", 10**18, 10**18 + 5, attributes=attributes)])
 
-    _invoke("export", name, file, "--store", store.name)
+    invoke("export", name, file, "--store", store.name)
 
     (row,) = [orjson.loads(line) for line in file.read_text().splitlines()]
     assert (row.get("completion") or row["messages"])[-1] == {

@@ -5,6 +5,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests import facts as facts_of_log
 
-from lightning_otel import capture, provider
+from lightning_otel import capture, provider, uninstrument
 from lightning_otel.demo.server import DemoServer
 
 
@@ -65,6 +66,12 @@ def _no_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
 
 
+def instrumentor(name: str) -> Any:
+    """An instrumentor of ours, as OpenTelemetry's own command finds it."""
+    (point,) = entry_points(group="opentelemetry_instrumentor", name=f"lightning-{name}")
+    return point.load()()
+
+
 @pytest.fixture
 def facts() -> ModuleType:
     """What spans must say."""
@@ -97,9 +104,9 @@ def faults_allowed() -> None:
 @pytest.fixture(autouse=True)
 def _clean(request: pytest.FixtureRequest) -> Iterator[None]:
     """Each test begins and ends without instrumentation, and none of our code may fail in it."""
-    provider.uninstrument()
+    uninstrument()
     before = capture.process.faults
     yield
-    provider.uninstrument()
+    uninstrument()
     if "faults_allowed" not in request.fixturenames:
         assert capture.process.faults == before

@@ -5,9 +5,9 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from lightning_otel import Recording
 from lightning_otel.demo.policy import Policy, Reply, ToolCall
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.tracing import Recording
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 

@@ -1,6 +1,7 @@
 """Threads and pools go on in the rollout of whoever started them, and are left as they were."""
 
 import asyncio
+import contextlib
 import functools
 import gc
 import threading
@@ -13,8 +14,7 @@ import pytest
 import wrapt
 from opentelemetry import context as otel_context
 
-from lightning_otel import capture
-from lightning_otel.instrumentors import threads
+from lightning_otel import instrument, uninstrument
 
 KEY = "test-threads-key"
 PATCHED: list[tuple[Any, str]] = [(threading.Thread, "start"), (ThreadPoolExecutor, "submit")]
@@ -27,18 +27,21 @@ def look(seen: Seen) -> None:
     seen.append(otel_context.get_value(KEY))
 
 
-def in_context(value: object) -> capture.attach_context:
+@contextlib.contextmanager
+def in_context(value: object) -> Iterator[None]:
     """Makes a context that holds the value current."""
-    return capture.attach_context(otel_context.set_value(KEY, value))
+    token = otel_context.attach(otel_context.set_value(KEY, value))
+    yield
+    otel_context.detach(token)
 
 
 @pytest.fixture(autouse=True)
 def carried() -> Iterator[None]:
     """Contexts are carried during the test, and no longer after it."""
-    threads.leave_context()
-    threads.carry_context()
+    uninstrument()
+    instrument([])
     yield
-    threads.leave_context()
+    uninstrument()
 
 
 class Looking(threading.Thread):
@@ -131,7 +134,7 @@ def test_methods_are_put_back(
     owner: type, name: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The very functions stand there again; a wrapper that came after ours stays, and works on."""
-    threads.carry_context()  # twice on is once
+    instrument([])  # twice on is once
     ours = owner.__dict__[name]
     used: list[str] = []
 
@@ -149,7 +152,7 @@ def test_methods_are_put_back(
         monkeypatch.setattr(owner, name, theirs)
 
     for _ in range(2):
-        threads.leave_context()
+        uninstrument()
         submitted([])
         by_target([])
 
@@ -169,7 +172,7 @@ def test_fault_of_ours_does_not_keep_a_thread_from_starting(
     def broken(*args: object) -> None:
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr(threads, "_run_within", broken)
+    monkeypatch.setattr("lightning_otel.instrumentors.threads._run_within", broken)
 
     with in_context("here"):
         by_target(seen)

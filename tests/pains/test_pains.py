@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -18,11 +19,8 @@ from tests.pages import DOCS, ran
 from tests.serve.serving import Serving, body_of
 
 import lightning_otel as lo
-from lightning_otel.dataset import batches
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.testing import captured
-from lightning_otel.views.picture import draw_trace
-from lightning_otel.views.trace import make_trace
 
 _OFFLINE = """
 import socket, sys
@@ -144,7 +142,7 @@ def test_http_and_database_spans_hide_no_call() -> None:
 
     assert len(got.spans) == 1005
     assert [len(path.transitions) for path in got.trajectories] == [2]
-    drawn = draw_trace(make_trace(got.spans), limit=20)
+    drawn = got._repr_html_()
     assert "#0" in drawn
     assert "#1" in drawn
     assert "of 1,005 spans are drawn" in drawn
@@ -173,7 +171,7 @@ def test_an_iteration_reads_what_is_new_however_large_the_store(
 ) -> None:
     """Of a store with many old rollouts a round of training reads the spans of its own alone."""
     read = 0
-    real = batches.build_span
+    real = resolve_name("lightning_otel.dataset.batches:build_span")
 
     def counting(record: Any) -> Any:
         nonlocal read
@@ -191,7 +189,7 @@ def test_an_iteration_reads_what_is_new_however_large_the_store(
     store.settle()
     since = max(span.start_ns for span in store.spans(rollout_id=last)) + 1
     new = set(work(3))
-    monkeypatch.setattr(batches, "build_span", counting)
+    monkeypatch.setattr("lightning_otel.dataset.batches.build_span", counting)
 
     steps = store.transitions(since=since).rows()
 

@@ -6,14 +6,11 @@
 program. The answers are one text, a block each; see them with ``xz -dc tests/data/pins/*.txt.xz``.
 """
 
-import contextlib
 import difflib
-import io
 import json
 import lzma
 import os
 import re
-import sys
 import tarfile
 import urllib.error
 import urllib.request
@@ -23,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command import invoke
 from tests.viewer.browsing import KEY
 from tests.viewer.client import Asking
 
 from lightning_otel import Queue, Resources, State, Store
-from lightning_otel.cli import main
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "pins"
 ANSWERS = DATA / "answers.txt.xz"
@@ -92,20 +89,9 @@ def unpack_store(folder: Path) -> Store:
 
 def answer_command(store: Store, *arguments: str) -> str:
     """Return what a command prints on stdout, and how it ends."""
-    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n")
-    argv, code = sys.argv, None
-    sys.argv = ["lightning-otel", *arguments, "--store", store.name]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-            main()
-    except SystemExit as exc:
-        code = exc.code
-    finally:
-        sys.argv = argv
-    out.seek(0)
-    text = out.read()
-    text = _SIZES.sub("SIZE", text)  # compression is no part of the answer
-    return f"{text.rstrip()}\nexit {code}".replace(str(Path(store.name).parent), "STORE")
+    done = invoke(*arguments, "--store", store.name)
+    text = _SIZES.sub("SIZE", done.stdout)  # compression is no part of the answer
+    return f"{text.rstrip()}\nexit {done.returncode}".replace(str(Path(store.name).parent), "STORE")
 
 
 def answer_route(url: str, route: str) -> str:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from tests.plot.made import START_NS, chart_of, series_of
 from tests.test_picture import ATTACKS, parsed, texts
 
+from lightning_otel import Progress
 from lightning_otel.types.text import width_of
-from lightning_otel.views.plot import Chart, Curves, Progress, bar, chart_lines, svg
+from lightning_otel.views.plot import Chart, Curves, bar, chart_lines, svg
 from lightning_otel.views.plot.characters import sparkline
 from lightning_otel.views.plot.curves import Point, Series, labels, moment, share, ticks, widened
 

@@ -13,23 +13,19 @@ from typing import Any
 import pytest
 from tests.plot.made import SECOND, START_NS, fill, rollout
 
-from lightning_otel import Store
+from lightning_otel import Store, plot_training_metrics
 from lightning_otel.types import conventions as c
-from lightning_otel.views.plot import Chart, plot_training_metrics
-from lightning_otel.views.plot.characters import chart_lines
-from lightning_otel.views.plot.curves import Point
-from lightning_otel.views.plot.svg import svg
 
 MANY = int(os.environ.get("LIGHTNING_TEST_ROLLOUTS", "1000"))
 ORDERED = "{} versions in sequence (compare: by version)"
 UNSTAMPED = "1 rollout without a resource version"
 
 
-def drawn(store: Store, metrics: Any = (), **options: Any) -> list[Chart]:
+def drawn(store: Store, metrics: Any = (), **options: Any) -> list[Any]:
     return list(plot_training_metrics(store, metrics, **options))
 
 
-def points(store: Store, metrics: Any = "reward", **options: Any) -> tuple[Point, ...]:
+def points(store: Store, metrics: Any = "reward", **options: Any) -> Any:
     """The points of the one line of the one chart."""
     ((series,),) = (chart.series for chart in drawn(store, metrics, **options))
     return series.points
@@ -185,10 +181,10 @@ def test_each_line_has_its_own_moving_mean(store: Store, axis: Any) -> None:
 def test_a_line_has_a_gap_where_it_has_no_value(store: Store) -> None:
     """For long: lines that take turns have none; in the picture as in the terminal."""
     names = "   " + "ab" * 20 + "  "
-    chart = drawn(versions(store, names, [1.0, *[0.5] * 44]), "reward")
+    curves = plot_training_metrics(versions(store, names, [1.0, *[0.5] * 44]), "reward")
 
-    lines = re.findall(r'class="mean s\d" d="(.*?)"', svg(chart))
-    marks = "".join(list(chart_lines(chart[0], 80))[1:9])
+    lines = re.findall(r'class="mean s\d" d="(.*?)"', curves._repr_html_())
+    marks = "".join(str(curves).splitlines()[1:9])
 
     assert [line.count("M") for line in lines[:3]] == [1, 1, 2]
     assert marks.count("*") + marks.count("+") > 60

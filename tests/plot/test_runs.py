@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from tests.plot.made import fill
 
-from lightning_otel import Store, emit_action
+from lightning_otel import Progress, Store, emit_action, plot_training_metrics
 from lightning_otel.algorithms import BaseAlgorithm, Batch, StepResult
 from lightning_otel.errors import ConfigError, NotFoundError, StoreMissingError
 from lightning_otel.state import State
@@ -17,7 +17,7 @@ from lightning_otel.state.runs import Runs
 from lightning_otel.state.tables import METRICS
 from lightning_otel.trainer import Trainer
 from lightning_otel.types import Resource
-from lightning_otel.views.plot import Chart, Progress, plot_training_metrics
+from lightning_otel.views.plot import Chart
 
 
 def log(store: Store, run_id: str, name: str, values: Iterable[float | None], at: int = 0) -> None:

@@ -13,10 +13,8 @@ from typing import Any
 import openai
 import pytest
 
-from lightning_otel import Store, auto_trace, provider
+from lightning_otel import Resources, Store, auto_trace, uninstrument
 from lightning_otel.demo.server import DemoServer, Exchange
-from lightning_otel.instrumentors.substitution import watcher
-from lightning_otel.resources import Resources
 from lightning_otel.state import State
 
 THREADS = 4
@@ -100,7 +98,7 @@ def test_rollback_in_traffic_reaches_every_request_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No request fails, none is made of two versions, and each span says which one it was given."""
-    monkeypatch.setattr(watcher, "FRESH_S", 0.02)
+    monkeypatch.setattr("lightning_otel.instrumentors.substitution.watcher.FRESH_S", 0.02)
     monkeypatch.setattr("lightning_otel.resources.FRESH_S", 0.0)
     resources = Resources(State(store.name))
     for version in (1, 2):
@@ -135,7 +133,7 @@ def test_rollback_in_traffic_reaches_every_request_whole(
         done.set()
         for thread in threads:
             thread.join(30)
-    provider.uninstrument()
+    uninstrument()
 
     assert failures == []
     assert rolled_back == "system_prompt@1\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.cli.conftest import _invoke
+from tests.command import invoke
 from tests.formats.atif_rules import check_document
 
 from lightning_otel import Store, TripletAdapter
@@ -41,9 +41,9 @@ def test_a_rich_file_comes_back_from_the_store(tmp_path: Path) -> None:
     file = tmp_path / "atif.json"
     file.write_text(json.dumps(wanted))
 
-    first = _invoke("import", file, "--store", store)
-    again = _invoke("import", file, "--store", store)
-    done = _invoke("export", "atif", tmp_path / "out.jsonl", "--store", store)
+    first = invoke("import", file, "--store", store)
+    again = invoke("import", file, "--store", store)
+    done = invoke("export", "atif", tmp_path / "out.jsonl", "--store", store)
 
     assert (first.returncode, again.returncode, done.returncode) == (0, 0, 0), first.stderr
     assert " 0 new" in again.stderr
@@ -62,13 +62,13 @@ def test_a_rich_file_comes_back_from_the_store(tmp_path: Path) -> None:
 def test_what_we_export_comes_back(tmp_path: Path) -> None:
     """Documents of recorded rollouts, into another store and out again."""
     first, second = tmp_path / "1.duckdb", tmp_path / "2.duckdb"
-    _invoke("demo", "--rollouts", "8", "--store", first)
+    invoke("demo", "--rollouts", "8", "--store", first)
     for store, name in ((first, "1.jsonl"), (second, "2.jsonl")):
-        done = _invoke("export", "atif", tmp_path / name, "--store", store)
+        done = invoke("export", "atif", tmp_path / name, "--store", store)
         assert done.returncode == 0, done.stderr
         if store is first:
-            assert _invoke("import", tmp_path / name, "--store", second).returncode == 0
-            own = _invoke("import", tmp_path / name, "--store", first)
+            assert invoke("import", tmp_path / name, "--store", second).returncode == 0
+            own = invoke("import", tmp_path / name, "--store", first)
             assert "0 spans read, 0 new" in own.stderr
             assert "8 attempts not read: the store recorded them" in own.stderr
 

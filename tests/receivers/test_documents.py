@@ -1,15 +1,19 @@
 """Files of spans, of a Collector and of Agent Lightning 0.3; and inflation within limits."""
 
 import gzip
+import json
 import os
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import orjson
 import pytest
+from tests.faults.test_messages import draw
 from tests.receivers.requests import json_of
+from tests.receivers.test_spellings import SPELLINGS
 from tests.serve.serving import request_of
 
 from lightning_otel.adapter import TripletAdapter
@@ -210,3 +214,22 @@ def test_inflated_refuses(body: bytes, error: type[Exception]) -> None:
     """Cut off, not a gzip, something behind it, a wrong checksum, one byte too much."""
     with pytest.raises(error):
         inflated(body, Limits(body_bytes=_LIMIT))
+
+
+def test_each_drawn_record_is_taken_or_named() -> None:
+    """However odd the messages of a trace are, its record is a span, or a line says why not."""
+    rng, lines = Random(11), []
+    for number in range(400):
+        given, offer = rng.choice(list(SPELLINGS.values()))
+        record = {"id": f"o{number}", "traceId": "t1", "type": "GENERATION", "name": "m"}
+        times = '"startTime": "2026-11-01T12:00:01Z", "endTime": "2026-11-01T12:00:02Z"'
+        body = f'"input": {draw(given, rng)}, "output": {draw(given[-1:], rng)}, {times}'
+        offers = draw(offer, rng) if offer else "null"
+        lines.append(f'{json.dumps(record)[:-1]}, {body}, "tools": {offers}}}')
+    spans = 0
+    for line in lines:
+        with suppress(ReceiveError):  # deeper than JSON may be
+            (found,) = documents.decode_spans(line.encode())
+            spans += isinstance(found, Span)
+
+    assert spans > len(lines) / 2

@@ -5,31 +5,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import _invoke
+from tests.adapter.forest import text_of
+from tests.command import invoke
 from tests.receivers.frameworks import ARGUMENTS, ASKED, FORMS, RESULT, SAID, SYSTEM, observe
 
 from lightning_otel import Store
-from lightning_otel.messages import plain_text
-from lightning_otel.messages.chat import messages_of, tools_of
 from lightning_otel.types import Transition
 
-Steps = dict[str, list[Transition]]
+Steps = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> Steps:
-    """The transitions of each framework's trace, out of one file that the command line read."""
+    """The steps of each framework's trace as chat messages; the command line read one file."""
     folder = tmp_path_factory.mktemp("frameworks")
     file, store = folder / "page.json", Store(folder / "s.duckdb")
     traces = {f"{number:032x}": name for number, name in enumerate(FORMS, 1)}
     records = [each for trace, name in traces.items() for each in observe(trace, FORMS[name])]
     file.write_text(json.dumps({"data": records, "meta": {"page": 1}}))
-    done = _invoke("import", str(file), "--store", store.name)
+    done = invoke("import", str(file), "--store", store.name)
     assert done.returncode == 0, done.stderr
     found: Steps = {}
-    for step in store.transitions():
-        found.setdefault(traces[step.rollout_id], []).append(step)
+    for row in store.rows("prompt-completion"):
+        found.setdefault(traces[row["rollout_id"]], []).append(dict(row))
     return found
+
+
+def _parse(arguments: Any) -> Any:
+    return json.loads(arguments) if isinstance(arguments, str) else arguments
 
 
 def _shorten(message: dict[str, Any]) -> tuple[Any, ...]:
@@ -38,7 +41,7 @@ def _shorten(message: dict[str, Any]) -> tuple[Any, ...]:
     if content == json.dumps({"result": RESULT}):  # Google's results are objects
         content = RESULT
     calls = [
-        (call["function"]["name"], json.loads(call["function"]["arguments"]))
+        (call["function"]["name"], _parse(call["function"]["arguments"]))
         for call in message.get("tool_calls", ())
     ]
     return message["role"], content, *calls
@@ -54,14 +57,14 @@ def test_a_trace_is_read_message_by_message(name: str, steps: Steps) -> None:
 
     first, second = steps[name]
 
-    said = [messages_of([*each.observation, *each.action]) for each in (first, second)]
+    said = [[*row["prompt"], *row["completion"]] for row in (first, second)]
     assert [_shorten(each) for each in said[0]] == [*begin, call]
     assert [_shorten(each) for each in said[1]] == [*begin, call, result, ("assistant", SAID)]
     asked = [each["id"] for message in said[1] for each in message.get("tool_calls", ())]
     told = [message["tool_call_id"] for message in said[1] if message["role"] == "tool"]
     assert told == ([] if "tool" in lacks else asked)
     for step in () if "tools" in lacks else (first, second):
-        (tool,) = tools_of(step.tools or ())
+        (tool,) = step["tools"]
         assert tool["function"]["name"] == "weather"
         assert list(tool["function"]["parameters"]["properties"]) == ["city"]
 
@@ -157,7 +160,7 @@ def test_an_answer_that_is_no_message_stays_as_it_came(tmp_path: Path) -> None:
 
     steps = _import_calls([(given, made) for given, made, *_ in cases], tmp_path)
 
-    told = [(plain_text(step.observation), plain_text(step.action)) for step in steps]
+    told = [(text_of(step.observation), text_of(step.action)) for step in steps]
     assert told == [(asked, said) for _, _, asked, said in cases]
 
 
@@ -171,10 +174,10 @@ def test_a_text_stays_as_it_was_written_even_if_it_is_json(tmp_path: Path) -> No
         [*exchanges, (ROWS, "a"), (asked, "a"), (result, "a")], tmp_path
     )
 
-    said = [(plain_text(step.observation), plain_text(step.action)) for step in plain]
+    said = [(text_of(step.observation), text_of(step.action)) for step in plain]
     assert said == exchanges
-    assert [plain_text(step.observation) for step in (whole, alone)] == [ROWS, ROWS]
-    assert messages_of(told.observation)[-1]["content"] == ROWS
+    assert [text_of(step.observation) for step in (whole, alone)] == [ROWS, ROWS]
+    assert told.observation[-1]["parts"][0]["response"] == ROWS
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -197,9 +200,9 @@ def test_a_text_that_was_cut_is_no_message(tmp_path: Path) -> None:
     record = observe(f"{1:032x}", FORMS["OpenAI"])[1]
     file, store = tmp_path / "cut.json", str(tmp_path / "s.duckdb")
     file.write_text(json.dumps({**record, "input": cut}))
-    assert _invoke("import", str(file), "--store", store).returncode == 0
+    assert invoke("import", str(file), "--store", store).returncode == 0
 
-    done = _invoke("export", "sft", "--store", store)
+    done = invoke("export", "sft", "--store", store)
 
     assert done.stdout == ""
     assert "unreadable" in done.stderr
@@ -213,5 +216,5 @@ def _import_calls(exchanges: list[tuple[Any, Any]], folder: Path) -> list[Transi
                     "parentObservationId": None, "input": given, "output": made})
         for place, (given, made) in enumerate(exchanges)
     ))  # fmt: skip
-    assert _invoke("import", str(file), "--store", store.name).returncode == 0
+    assert invoke("import", str(file), "--store", store.name).returncode == 0
     return sorted(store.transitions(), key=lambda step: step.rollout_id)

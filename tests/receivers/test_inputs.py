@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.cli.conftest import _invoke
+from tests.command import invoke
 
 from lightning_otel import Store
 from lightning_otel.errors import ReceiveError
@@ -180,8 +180,8 @@ def test_each_file_becomes_steps(name: str, tmp_path: Path) -> None:
     file, store = tmp_path / "in.jsonl", Store(tmp_path / "s.duckdb")
     file.write_text("\n".join(map(json.dumps, copy.deepcopy(CASES[name].documents))))
 
-    first = _invoke("import", str(file), "--store", store.name)
-    again = _invoke("import", str(file), "--store", store.name)
+    first = invoke("import", str(file), "--store", store.name)
+    again = invoke("import", str(file), "--store", store.name)
 
     assert (first.returncode, again.returncode) == (0, 0), first.stderr
     assert " 0 new" in again.stderr
@@ -208,7 +208,7 @@ def test_a_record_that_is_not_taken_is_named(document: Any, reason: str, tmp_pat
     file = tmp_path / "in.jsonl"
     file.write_text(json.dumps(document))
 
-    done = _invoke("import", str(file), "--store", str(tmp_path / "s.duckdb"))
+    done = invoke("import", str(file), "--store", str(tmp_path / "s.duckdb"))
 
     assert done.returncode == 1
     assert f"line 1: {reason}" in done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import duckdb
 import orjson
 import pytest
-from tests.cli.conftest import _invoke
+from tests.command import invoke
 from tests.receivers.frameworks import FORMS, observe
 
 from lightning_otel import Store
@@ -77,8 +77,8 @@ def test_each_record_is_taken_or_named(case: Case, tmp_path: Path) -> None:
     """Calls are transitions with their messages, tools and rewards; again, nothing is new."""
     store = Store(tmp_path / "s.duckdb")
 
-    first = _invoke("import", IMPORTS / case.name, "--store", store.name)
-    again = _invoke("import", IMPORTS / case.name, "--store", store.name)
+    first = invoke("import", IMPORTS / case.name, "--store", store.name)
+    again = invoke("import", IMPORTS / case.name, "--store", store.name)
 
     assert (first.returncode, again.returncode) == (int(bool(case.named)),) * 2, first.stderr
     assert f"{case.spans} spans read, {case.spans} new" in first.stderr
@@ -166,7 +166,7 @@ def test_parquet_is_read_as_the_lines_are(
     stores = []
     for file in (lines, parquet):
         store = tmp_path / f"{file.name}.duckdb"
-        done = _invoke("import", file, "--store", store)
+        done = invoke("import", file, "--store", store)
         assert done.returncode == 0, done.stderr
         keys = ("span_id", "name", "parent_span_id", "start_ns", "end_ns")
         stores.append(sorted(
@@ -233,10 +233,10 @@ def test_which_of_several_scores_counts_is_told(tmp_path: Path) -> None:
                                         ("correctness", 0, "2026-11-01T12:02:00Z"))]  # fmt: skip
     file, store = tmp_path / "scores.json", tmp_path / "s.duckdb"
     file.write_bytes(orjson.dumps([call, *scores]))
-    assert _invoke("import", file, "--store", store).returncode == 0
+    assert invoke("import", file, "--store", store).returncode == 0
 
-    usual = _invoke("export", "kto", "--store", store)
-    chosen = _invoke("export", "kto", "--reward", "correctness", "--store", store)
+    usual = invoke("export", "kto", "--store", store)
+    chosen = invoke("export", "kto", "--reward", "correctness", "--store", store)
 
     assert "1 × the first of several rewards counts (hallucination, correctness)" in usual.stderr
     assert "several" not in chosen.stderr
@@ -302,7 +302,7 @@ def test_a_loop_of_the_vercel_ai_sdk_is_no_call(tmp_path: Path) -> None:
     file, store = tmp_path / "t.jsonl", Store(tmp_path / "s.duckdb")
     file.write_bytes(b"\n".join(map(orjson.dumps, records)))
 
-    assert _invoke("import", file, "--store", store.name).returncode == 0
+    assert invoke("import", file, "--store", store.name).returncode == 0
 
     assert [plain_text(step.action) for step in store.transitions()] == ["w({})"]
     (tool,) = [span for span in store.spans() if span.name == "ai.toolCall"]
@@ -316,7 +316,7 @@ def test_a_call_that_a_callback_and_a_wrapper_record_is_one(tmp_path: Path) -> N
     file, store = tmp_path / "t.jsonl", Store(tmp_path / "s.duckdb")
     file.write_bytes(orjson.dumps([_CALL, {**_CALL, **names, "input": wrapped}]))
 
-    assert _invoke("import", file, "--store", store.name).returncode == 0
+    assert invoke("import", file, "--store", store.name).returncode == 0
 
     assert [plain_text(step.action) for step in store.transitions()] == ["a"]
 

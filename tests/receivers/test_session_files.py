@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.cli.conftest import _invoke
+from tests.command import invoke
 from tests.receivers.sessions import DRAWN, dump_session, write_session
 from tests.receivers.test_sessions import (
     MAIN,
@@ -35,7 +35,7 @@ from lightning_otel import Store
 
 def import_files(tmp_path: Path, *files: Path) -> tuple[int, str]:
     """Import files; return the exit code and what was told."""
-    done = _invoke("import", *files, "--store", tmp_path / "s.duckdb")
+    done = invoke("import", *files, "--store", tmp_path / "s.duckdb")
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr
 

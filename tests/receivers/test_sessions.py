@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import _invoke
+from tests.command import invoke
 from tests.receivers.sessions import (
     DRAWN,
     SESSION,
@@ -49,9 +49,9 @@ def test_each_answer_has_what_it_was_told(tmp_path: Path, agent: str) -> None:
         write_session(tmp_path / "files" / f"{SESSION.format(seed)}.jsonl", conversation.records)
     store = tmp_path / "s.duckdb"
 
-    first = _invoke("import", tmp_path / "files", "--store", store)
+    first = invoke("import", tmp_path / "files", "--store", store)
     files = sorted(tmp_path.rglob("*.ndjson"))
-    again = _invoke("import", tmp_path / "files", "--store", store)
+    again = invoke("import", tmp_path / "files", "--store", store)
 
     assert (first.returncode, again.returncode) == (1, 1)
     bad_times = sum(each.bad_times for each in drawn)
@@ -73,7 +73,7 @@ def test_a_session_that_is_read_half_written_is_completed(tmp_path: Path, agent:
             length = len(conversation.records)
             cut = length if share == 1.0 else round(length * share) + rng.randint(0, 5)
             write_session(files / f"{SESSION.format(seed)}.jsonl", conversation.records[:cut])
-        _invoke("import", files, "--store", store)
+        invoke("import", files, "--store", store)
 
     check_store(store, drawn)
 
@@ -93,9 +93,9 @@ def test_training_data_say_what_a_session_said(tmp_path: Path, agent: str) -> No
     """Each row of a chat ends in an answer, and says before it what the model was told."""
     made = DRAWN[agent](7)
     write_session(tmp_path / "s.jsonl", made.records)
-    _invoke("import", tmp_path / "s.jsonl", "--store", tmp_path / "s.duckdb")
+    invoke("import", tmp_path / "s.jsonl", "--store", tmp_path / "s.duckdb")
 
-    done = _invoke("export", "sft", tmp_path / "out.jsonl", "--store", tmp_path / "s.duckdb")
+    done = invoke("export", "sft", tmp_path / "out.jsonl", "--store", tmp_path / "s.duckdb")
 
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
@@ -199,7 +199,7 @@ def test_a_subagent_stands_below_the_tool_that_began_it(tmp_path: Path) -> None:
     about = {"agentType": "Explore", "toolUseId": "toolu_1"}
     (folder / "agent-a0.meta.json").write_text(json.dumps(about))
 
-    done = _invoke("import", tmp_path, "--store", tmp_path / "s.duckdb")
+    done = invoke("import", tmp_path, "--store", tmp_path / "s.duckdb")
 
     assert done.returncode == 0, done.stderr
     below = {("Explore", "toolu_1"), ("guide", "toolu_1"), ("guide", "toolu_2")}
@@ -222,7 +222,7 @@ def test_a_subagent_in_the_same_file_is_told_its_task_alone(
     ]
     write_session(tmp_path / "s1.jsonl", records)
 
-    done = _invoke("import", tmp_path, "--store", tmp_path / "s.duckdb")
+    done = invoke("import", tmp_path, "--store", tmp_path / "s.duckdb")
 
     assert done.returncode == 0, done.stderr
     calls = read_calls(tmp_path / "s.duckdb")
@@ -248,7 +248,7 @@ def test_a_compaction_tells_what_it_keeps(tmp_path: Path, parent: str, anchor: s
     ]  # fmt: skip
     write_session(tmp_path / "s1.jsonl", records)
 
-    done = _invoke("import", tmp_path, "--store", tmp_path / "s.duckdb")
+    done = invoke("import", tmp_path, "--store", tmp_path / "s.duckdb")
 
     assert done.returncode == 0, done.stderr
     calls = read_calls(tmp_path / "s.duckdb")
@@ -267,7 +267,7 @@ def test_a_compaction_that_keeps_what_is_not_there_is_named(tmp_path: Path) -> N
     records = [*MAIN, boundary, summary, claude_answer("v2", "s1", text("Done."))]
     write_session(tmp_path / "s1.jsonl", records)
 
-    done = _invoke("import", tmp_path, "--store", tmp_path / "s.duckdb")
+    done = invoke("import", tmp_path, "--store", tmp_path / "s.duckdb")
 
     assert done.returncode == 1
     assert "line 8: a compaction keeps what is not there" in done.stderr
@@ -287,7 +287,7 @@ def test_what_a_model_was_shown_is_told(tmp_path: Path) -> None:
         claude_answer("v2", "v1", text("Done.")),
     ])  # fmt: skip
 
-    done = _invoke("import", tmp_path, "--store", tmp_path / "s.duckdb")
+    done = invoke("import", tmp_path, "--store", tmp_path / "s.duckdb")
 
     assert done.returncode == 0, done.stderr
     assert "s1.jsonl: results of tools that were cleared stand in full" in done.stderr

@@ -1,18 +1,11 @@
 """Messages under the spellings of other libraries, as their traces hold them, through an import."""
 
 import json
-import random
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import _invoke
-from tests.faults.test_messages import draw
-
-from lightning_otel.errors import ReceiveError
-from lightning_otel.receivers import documents
-from lightning_otel.types import Span
+from tests.command import invoke
 
 TEXTS = ("Weather in Oslo?", "It rains.")
 _CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"at":1}'}}
@@ -109,9 +102,9 @@ def test_calls_results_and_tools_are_found_again(spelling: str, tmp_path: Path) 
     }  # fmt: skip
     file, store = tmp_path / "traces.jsonl", str(tmp_path / "s.duckdb")
     file.write_text(json.dumps(record))
-    assert _invoke("import", str(file), "--store", store).returncode == 0
+    assert invoke("import", str(file), "--store", store).returncode == 0
 
-    row = json.loads(_invoke("export", "openai-sft", "--store", store).stdout)
+    row = json.loads(invoke("export", "openai-sft", "--store", store).stdout)
 
     user, call, result, answer = row["messages"]
     assert user == {"role": "user", "content": TEXTS[0]}
@@ -120,22 +113,3 @@ def test_calls_results_and_tools_are_found_again(spelling: str, tmp_path: Path) 
     assert result == {"role": "tool", "tool_call_id": "c1", "content": "rain"}
     assert answer["content"] == TEXTS[1]
     assert [tool["function"]["parameters"] for tool in row["tools"]] == [{"type": "object"}]
-
-
-def test_each_drawn_record_is_taken_or_named() -> None:
-    """However odd the messages of a trace are, its record is a span, or a line says why not."""
-    rng, lines = random.Random(11), []
-    for number in range(400):
-        given, offer = rng.choice(list(SPELLINGS.values()))
-        record = {"id": f"o{number}", "traceId": "t1", "type": "GENERATION", "name": "m"}
-        times = '"startTime": "2026-11-01T12:00:01Z", "endTime": "2026-11-01T12:00:02Z"'
-        body = f'"input": {draw(given, rng)}, "output": {draw(given[-1:], rng)}, {times}'
-        offers = draw(offer, rng) if offer else "null"
-        lines.append(f'{json.dumps(record)[:-1]}, {body}, "tools": {offers}}}')
-    spans = 0
-    for line in lines:
-        with suppress(ReceiveError):  # deeper than JSON may be
-            (found,) = documents.decode_spans(line.encode())
-            spans += isinstance(found, Span)
-
-    assert spans > len(lines) / 2

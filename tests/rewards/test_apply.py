@@ -20,7 +20,6 @@ from lightning_otel import (
     emit_action,
 )
 from lightning_otel.errors import StoreMissingError
-from lightning_otel.rewards import Judgement
 from lightning_otel.types import Rollout
 
 
@@ -73,7 +72,7 @@ def test_function_judges_each_rollout_once(told: Store) -> None:
 
 def test_raising_function_loses_nothing(told: Store) -> None:
     """The others keep their rewards; what it raised on is counted, and asked about again."""
-    heard: list[Judgement] = []
+    heard: list[Any] = []
     broken = {"r2"}
 
     def fragile(task: Mapping[str, str], rollout: Rollout) -> object:

@@ -1,18 +1,19 @@
 """What was learnt for a kind of task: the version that earned most, or what there is instead."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable
+from urllib.parse import quote
 
 import openai
 import pytest
+from tests.command import invoke
+from tests.viewer.browsing import KEY
+from tests.viewer.client import Asking
 
-from lightning_otel import Store, auto_trace, emit_action, emit_reward, learned
+from lightning_otel import Resources, Store, auto_trace, emit_action, emit_reward, learned
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.resources import Resources
-from lightning_otel.serve.viewer.resources import count_uses
 from lightning_otel.state import State
-from lightning_otel.store.source import connect_overview
-from lightning_otel.views.nouns import describe_resource
 
 
 @pytest.fixture
@@ -78,7 +79,8 @@ def test_withdrawn_version_is_not_the_best(store: Store, resources: Resources, w
         resources.rollback(name)
 
     best = learned("image", resources=resources, store=store)
-    listed = describe_resource(resources, name)["withdrawn"]
+    rows = json.loads(invoke("resources", "list", "--json", "--store", store.name).stdout)
+    (listed,) = (row["withdrawn"] for row in rows if row["name"] == name)
     resources.set_alias(name, "canary", 2)
     again = learned("image", resources=resources, store=store)
 
@@ -124,7 +126,9 @@ def test_model_limits_what_counts(store: Store, resources: Resources, server: De
     assert [(each.version, each.mean) for each in found.versions] == [(1, 0.25)]
 
 
-def test_version_of_the_last_attempt_earned_the_reward(store: Store, resources: Resources) -> None:
+def test_version_of_the_last_attempt_earned_the_reward(
+    store: Store, resources: Resources, served: Callable[..., str]
+) -> None:
     """A rollout that was tried again with another version: on every door it is the last one's."""
     name = "system_prompt[image]"
     for attempt, version in (("1", "1"), ("2", "2")):
@@ -135,7 +139,8 @@ def test_version_of_the_last_attempt_earned_the_reward(store: Store, resources: 
             emit_reward(float(version))
 
     found = learned("image", resources=resources, store=store, min_rollouts=1)
-    used = count_uses(name, connect_overview(store.source))
+    used = Asking(served(store, "", key=KEY)).get(f"/resources/{quote(name)}@uses").words
 
     assert [(each.version, each.mean) for each in found.versions] == [(2, 2.0)]
-    assert {version: use["rewards"] for version, use in used.items()} == {1: [], 2: [2.0]}
+    assert "@2 2 (n = 1) 1" in used
+    assert "@1 – 0" in used

@@ -2,9 +2,8 @@
 
 import pytest
 
-from lightning_otel import Store
+from lightning_otel import Queue, Store
 from lightning_otel.state import State
-from lightning_otel.state.queue import Queue
 
 
 @pytest.fixture

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 import lightning_otel as lo
-from lightning_otel import Store
+from lightning_otel import Queue, Store, run_workers
 from lightning_otel.errors import ConfigError
-from lightning_otel.runner import run_workers
-from lightning_otel.state.queue import Queue
 
 ray: Any = pytest.importorskip("ray")
 

@@ -13,12 +13,10 @@ import openai
 import pytest
 
 import lightning_otel as lo
-from lightning_otel import Router, Store
+from lightning_otel import Hook, Queue, Resources, Router, Runner, Store
+from lightning_otel.agl import AttemptedRollout
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import StateError, WorkerError
-from lightning_otel.resources import Resources
-from lightning_otel.runner import Hook, Runner
-from lightning_otel.state.queue import Lease, Queue
 from lightning_otel.types import Resource, Rollout, Span
 from lightning_otel.types import conventions as c
 
@@ -164,9 +162,7 @@ def test_runner_stops_when_too_many_threads_hang(
     store: Store, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not fill the process with them, and says what to do."""
-    from lightning_otel.runner import worker
-
-    monkeypatch.setattr(worker, "_MOST_HANGING", 2)
+    monkeypatch.setattr("lightning_otel.runner.worker._MOST_HANGING", 2)
     freed = threading.Event()
     queue.put(range(4), timeout_s=0.05)
 
@@ -189,7 +185,7 @@ def test_state_that_fails_for_a_moment_costs_no_attempt(
     calls: list[object] = []
     beat = queue.heartbeat
 
-    def heartbeat(lease: Lease) -> bool:
+    def heartbeat(lease: AttemptedRollout) -> bool:
         calls.append(lease)
         if len(calls) == 1:
             raise StateError("the state does not answer")

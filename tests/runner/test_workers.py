@@ -13,10 +13,8 @@ from typing import Any, Literal
 import pytest
 from tests.runner import agents_of_tests as agents
 
-from lightning_otel import Store
+from lightning_otel import Queue, Store, run_workers
 from lightning_otel.errors import ConfigError, WorkerError
-from lightning_otel.runner import pool, run_workers
-from lightning_otel.state.queue import Queue
 
 Kind = Literal["threads", "processes"]
 
@@ -130,7 +128,7 @@ def test_an_interrupt_ends_processes_that_do_not_stop(
     store: Store, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a time of grace they are killed, and what they held is given back with the reason."""
-    monkeypatch.setattr(pool, "_GRACE_S", 0.2)
+    monkeypatch.setattr("lightning_otel.runner.pool._GRACE_S", 0.2)
     (hung,) = queue.put([50.0])
 
     class Interrupted(threading.Event):
@@ -174,7 +172,7 @@ def test_workers_that_die_at_once_are_given_up(
     store: Store, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever dies before it takes anything is not replaced for ever."""
-    monkeypatch.setattr(pool, "_MOST_BARREN", 2)
+    monkeypatch.setattr("lightning_otel.runner.pool._MOST_BARREN", 2)
     queue.put(["a"])
 
     with pytest.raises(WorkerError, match="died before they took anything"):

@@ -49,7 +49,7 @@ verl.set_adapter(adapter)
 
 def test_agent_and_trainer() -> None:
     """Three tasks are three rollouts of the default store, with the reward each returned."""
-    from lightning_otel.agl.litagent import LitAgent
+    from lightning_otel import LitAgent
 
     class Base(LitAgent[int]):
         async def process_task(self, task: int, resources: Any) -> float:

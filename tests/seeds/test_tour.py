@@ -20,7 +20,6 @@ import lightning_otel.agl as agl
 from lightning_otel import Store
 from lightning_otel.errors import ConfigError, LightningOtelError
 from lightning_otel.state import State
-from lightning_otel.state.runs import Runs
 from lightning_otel.testing import ScriptedServer, scripted_server, tool_call
 from lightning_otel.trainer import Fitting
 
@@ -258,6 +257,13 @@ class Acts:
         return act
 
 
+def read_runs(store: Store) -> list[Any]:
+    """The training runs, as they stand in the store's state."""
+    with State.beside(store).read() as connection:
+        rows = connection.exec_driver_sql("SELECT reason, step FROM lightning_runs")
+        return list(rows.mappings())
+
+
 def steps(store: Store, **wanted: Any) -> list[tuple[Any, ...]]:
     """Of each transition what was done and its reward."""
     return [
@@ -294,9 +300,11 @@ def test_simple_agent(model: ScriptedServer, default: Store) -> None:
 def test_training_on_recorded_runs(
     default: Store, monkeypatch: pytest.MonkeyPatch, snippet: str, agent: str | None, target: str
 ) -> None:
-    """The recorded system message is version 1; what the model writes of it is the canary."""
-    from lightning_otel.agl.algorithms import APO
-    from lightning_otel.resources import Resources
+    """The recorded system message is version 1; what the model writes of it is the canary.
+
+    Where no model is named, the one that was recorded writes.
+    """
+    from lightning_otel import Resources
 
     def answer(body: Mapping[str, Any]) -> str:
         is_writer = "helpful assistant" in body["messages"][-1]["content"]
@@ -308,11 +316,11 @@ def test_training_on_recorded_runs(
         for _ in range(4):
             with agl.context(agent=agent):
                 ran(SIMPLE_AGENT.replace("1.0 if response", "0.2 if response"))
-        ran(snippet, agl=agl, store=default, APO=APO)
+        ran(snippet, agl=agl, store=default, APO=agl.APO)
         assert {request["model"] for request in server.requests} == {"gpt-4"}
         if "max_iterations" in snippet:
-            (run,) = Runs(State.beside(default)).all()
-            assert run.reason.startswith("1 of 10 steps: apo ended by itself; once its canary")
+            (run,) = read_runs(default)
+            assert run["reason"].startswith("1 of 10 steps: apo ended by itself; once its canary")
 
     resources = Resources(State.beside(default))
     assert resources.aliases(target) == {"live": 1, "canary": 2}
@@ -389,12 +397,6 @@ def test_algorithm_is_made(store: Store, options: str, model: ScriptedServer) ->
     assert after["trainer"].store is store
 
 
-def _ppo() -> Any:
-    from lightning_otel.agl.algorithms import PPO
-
-    return PPO
-
-
 def test_debugging(store: Store, tmp_path: Path) -> None:
     """A PNG with the two metrics there are, the third named as missing, and the episode."""
     with agl.auto_trace(store=store, rollout_id="ep_123"):
@@ -418,7 +420,7 @@ def test_debugging(store: Store, tmp_path: Path) -> None:
 def test_retokenization_fix(store: Store, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it is called, requests ask the server for the token ids it works with."""
     monkeypatch.setenv("LIGHTNING_OTEL_RETOKENIZATION_FIX", "0")
-    ran(FIX, agl=agl, store=store, PPO=_ppo())
+    ran(f"from lightning_otel.agl.algorithms import PPO\n{FIX}", agl=agl, store=store)
 
     with agl.auto_trace(store=store), openai.OpenAI(base_url=server.base_url, api_key="k") as asks:
         asks.chat.completions.create(
@@ -465,7 +467,7 @@ def test_collecting_apart_from_training(store: Store) -> None:
             return fittings[0]
 
     ran(TRAIN, agl=SimpleNamespace(Trainer=Trainer), remote_store=store)
-    while not any(run.step for run in Runs(State.beside(store)).all()):
+    while not any(run["step"] for run in read_runs(store)):
         assert fittings[0].is_running
         time.sleep(0.05)
     fittings[0].stop()

@@ -17,7 +17,6 @@ from lightning_otel.types import Span
 
 pytest.importorskip("hypercorn")
 
-from lightning_otel.store.engines.http import FETCH_PATH
 
 Served = Callable[..., str]
 AT_ONCE = 8
@@ -40,7 +39,7 @@ def ask(url: str, body: bytes, **headers: str) -> http.client.HTTPResponse:
     if parts.password:
         named["Authorization"] = f"Bearer {parts.password}"
     headers = {"Content-Type": "application/json", "Connection": "close", **named}
-    connection.request("POST", FETCH_PATH, body, headers)
+    connection.request("POST", "/v1/fetch", body, headers)
     return connection.getresponse()
 
 

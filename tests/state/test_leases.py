@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import pytest
 from tests.state.conftest import Clock
 
+from lightning_otel import Queue
 from lightning_otel.errors import StateError
 from lightning_otel.state import State
 from lightning_otel.state.leases import Claimable, Claims
-from lightning_otel.state.queue import Queue
 from lightning_otel.state.requests import Requests
 from lightning_otel.state.runs import Runs, TrainingRun
 

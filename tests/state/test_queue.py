@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from tests.state.conftest import Clock
 
+from lightning_otel import Queue
+from lightning_otel.agl import AttemptedRollout
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.state import State
-from lightning_otel.state.queue import Lease, Queue
 
 ROLLOUTS = int(os.environ.get("LIGHTNING_TEST_ROLLOUTS", "100"))
 LIMIT_S = 50 + ROLLOUTS / 20
@@ -43,7 +44,7 @@ def queue(opened: Callable[..., Queue], clock: Clock) -> Queue:
     return opened(now_ns=clock)
 
 
-def taken(queue: Queue, worker_id: str = "w", **wanted: Any) -> Lease:
+def taken(queue: Queue, worker_id: str = "w", **wanted: Any) -> AttemptedRollout:
     """A lease there must be."""
     lease = queue.lease(worker_id, **wanted)
     assert lease is not None

@@ -6,8 +6,7 @@ import pytest
 from tests.adapter.forest import draw
 
 from lightning_otel import Store, auto_trace, emit_action, emit_reward, operation
-from lightning_otel.adapter import Advantage, Composition, TripletAdapter, advantages
-from lightning_otel.store import batches as batches_module
+from lightning_otel.adapter import Advantage, Composition, TripletAdapter
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -69,7 +68,7 @@ def test_transitions_carry_advantages_of_the_whole_store(
 ) -> None:
     """Compared across batches, stamped on every row, with the reasons in the same report."""
     # Replaced because no test should write as many spans as fill two real batches.
-    monkeypatch.setattr(batches_module, "BATCH_SPANS", batch)
+    monkeypatch.setattr("lightning_otel.store.batches.BATCH_SPANS", batch)
 
     table = groups.transitions(advantage="dr_grpo")
 
@@ -80,8 +79,10 @@ def test_transitions_carry_advantages_of_the_whole_store(
         ("b0", '"b"', -1.0), ("b1", '"b"', 1.0), ("b2", '"b"', None),
     }  # fmt: skip
     assert {(r["rollout_id"], r["weight"]) for r in rows} >= {("b0", 0.25), ("b1", 1.0)}
-    assert table.report().reasons() == {advantages.NO_REWARD: 1}
-    assert groups.report(advantage="dr_grpo").reasons() == {advantages.NO_REWARD: 1}
+    assert table.report().reasons() == {"no advantage: its rollout has no reward": 1}
+    assert groups.report(advantage="dr_grpo").reasons() == {
+        "no advantage: its rollout has no reward": 1
+    }
     every = [span for spans in (groups.spans(),) for span in spans]
     assert {
         (path.rollout_id, path.transitions[0].advantage)

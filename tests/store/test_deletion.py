@@ -18,8 +18,8 @@ from tests.cli.conftest import cli as cli
 from tests.store.conftest import MakeSpan, Settled, Write, recorders
 from tests.waiting import wait_until
 
-from lightning_otel import Queue, State, Store, auto_trace, emit_message
-from lightning_otel.rewards.feedback import emit_feedback, make_feedback
+from lightning_otel import Queue, State, Store, auto_trace, emit_feedback, emit_message
+from lightning_otel.rewards.feedback import make_feedback
 from lightning_otel.rewards.pending import Pending
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store.layout import Layout

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.command import examine
 from tests.manifests import seal_manifest
 from tests.store.conftest import MakeSpan, Settled, Write
 
 from lightning_otel import Store
 from lightning_otel.errors import LightningOtelError, StoreError, StoreVersionError
 from lightning_otel.state import State
-from lightning_otel.store.layout import Layout
-from lightning_otel.views.doctor import examine
 
 DOORS: dict[str, Callable[[Store], object]] = {
     "sql": lambda store: store.sql("SELECT * FROM spans").rows(),
@@ -68,12 +67,12 @@ def _try_doors(store: Store, doors: Callable[[str], bool] = lambda name: True) -
     return errors
 
 
-def _write_rows(layout: Layout, rows: list[Any]) -> None:
+def _write_rows(layout: Any, rows: list[Any]) -> None:
     for path in (layout.manifest_path, layout.manifest_copy):
         path.write_bytes(seal_manifest(rows))
 
 
-def _read_rows(layout: Layout) -> list[Any]:
+def _read_rows(layout: Any) -> list[Any]:
     rows = map(json.loads, layout.manifest_path.read_bytes().splitlines())
     return [row for row in rows if row["kind"] not in ("store", "end")]
 
@@ -140,7 +139,7 @@ def test_no_link_within_a_store_is_followed(
     assert len(errors) == 2 * (len(DOORS) - 2)
     assert all(f"{path} is a link" in error for error in [*errors, report])
     with pytest.raises(StoreError, match="is a link"):
-        Layout(layout.catalogue).create()
+        Store(layout.catalogue).add([])
     assert _look(home) == before
 
 

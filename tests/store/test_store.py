@@ -11,12 +11,11 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from click.testing import CliRunner
+from tests.command import invoke
 from tests.manifests import seal_manifest
 from tests.store.conftest import MakeSpan
 
 from lightning_otel import Store
-from lightning_otel.cli import cli
 from lightning_otel.errors import (
     ConfigError,
     NotFoundError,
@@ -124,7 +123,7 @@ def test_last_of_rollouts_that_began_at_once_is_listed_first(
     """``@last``, ``@last~1`` and so on are the rows of ``ls rollouts``, from the top."""
     store.add(make_span(start_ns=1, attributes={c.ROLLOUT_ID: f"r{n}"}) for n in (2, 1, 3))
 
-    listed = CliRunner().invoke(cli, ["ls", "rollouts", "--store", store.name, "--format", "jsonl"])
+    listed = invoke("ls", "rollouts", "--store", store.name, "--format", "jsonl")
 
     rows = [json.loads(line)["rollout_id"] for line in listed.stdout.splitlines()]
     assert rows == [store.find(name)[1] for name in ("@last", "@last~1", "@last~2")]

@@ -9,9 +9,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
+import lightning_otel
 from lightning_otel import Store
-from lightning_otel.store import template
-from lightning_otel.store.layout import Layout
 
 MAKER = Path(__file__).parents[2] / ".ci" / "template.py"
 AGENT = """
@@ -56,15 +55,15 @@ def test_plain_duckdb_reads_a_store_from_its_first_span(
     assert (has_engine, agent.returncode) == ("False\n", -signal.SIGKILL)
     assert printed == run_python(PLAIN, path) == "1\n0\n0\n1\n"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert not list(Layout(path).new.iterdir())
+    assert not list(Path(f"{path}.d", "new").iterdir())
 
 
 def test_shipped_template_is_of_the_views_as_they_are(tmp_path: Path) -> None:
     """Its first line is a hash of all statements. If it differs: ``python .ci/template.py``."""
     subprocess.run([sys.executable, MAKER, tmp_path], check=True)
     versions = [
-        (folder / template.TEMPLATE.name).read_bytes().partition(b"\n")[0]
-        for folder in (tmp_path, template.TEMPLATE.parent)
+        (folder / "catalogue.template").read_bytes().partition(b"\n")[0]
+        for folder in (tmp_path, Path(lightning_otel.__file__).parent / "store")
     ]
 
     assert versions[0] == versions[1]
@@ -76,7 +75,7 @@ def test_reader_keeps_a_current_catalogue_and_renews_an_old_one(tmp_path: Path) 
     for agent in [start(path) for _ in range(4)]:
         agent.communicate("\n")
     Store(path).connect().close()
-    stamp, inodes = Layout(path).root / template.STAMP, []
+    stamp, inodes = Path(f"{path}.d", "catalogue.stamp"), []
     with duckdb.connect(path, read_only=True) as con:
         for content in (stamp.read_bytes(), b"of other views"):
             inodes.append(path.stat().st_ino)

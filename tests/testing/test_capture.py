@@ -13,7 +13,6 @@ import pytest
 from tests.pages import DOCS, blocks, part, python, ran
 
 import lightning_otel as lo
-from lightning_otel import capture
 from lightning_otel.errors import ConfigError
 from lightning_otel.testing import ScriptedServer, captured, failure, scripted_server, tool_call
 
@@ -101,7 +100,7 @@ def test_captured_sees_threads_that_were_there_before() -> None:
         assert done.wait(10)
 
     assert "from a server" in str(got.transitions)
-    assert capture.current_frame() is None
+    assert lo.emit_action("outside") is None
 
 
 def test_captured_says_what_is_missing() -> None:
@@ -171,7 +170,7 @@ def test_captured_is_kept_where_the_test_says(tmp_path: Path) -> None:
         assert caught.value is exc
         assert got.spans[0].status == "ERROR"
         assert len(got.transitions) == 1
-        assert capture.current_frame() is None
+        assert lo.emit_action("outside") is None
 
     assert not (tmp_path / "default").exists()
     assert len(lo.Store(tmp_path / "kept.duckdb").transitions().rows()) == 1

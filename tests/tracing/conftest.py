@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_otel.tracing import Recording
+from lightning_otel import Recording
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 

@@ -6,17 +6,16 @@ import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import openai
 import pytest
 from opentelemetry import trace
 from tests.tracing.conftest import RootOf
 
-from lightning_otel import Store, auto_trace, context, emit_message
+from lightning_otel import Recording, Store, auto_trace, context, emit_message
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError
-from lightning_otel.tracing import Options, Recording
 from lightning_otel.types import conventions as c
 
 
@@ -87,7 +86,8 @@ def test_signature_spells_out_every_option(function: Any) -> None:
     parameters = inspect.signature(function).parameters
 
     keywords = [p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    assert keywords == list(Options.__annotations__)
+    (options,) = get_args(get_type_hints(auto_trace)["options"])
+    assert keywords == list(options.__annotations__)
     assert "rollout_id" in keywords
     assert not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 

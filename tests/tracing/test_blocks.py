@@ -17,8 +17,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from tests.tracing.conftest import KINDS, run_in
 
-from lightning_otel import Store, auto_trace, emit_message, emit_reward, operation
-from lightning_otel.tracing import Recording
+from lightning_otel import Recording, Store, auto_trace, emit_message, emit_reward, operation
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 

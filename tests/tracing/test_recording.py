@@ -10,6 +10,7 @@ import pytest
 from tests.waiting import wait_until
 
 from lightning_otel import (
+    Recording,
     Span,
     Store,
     auto_trace,
@@ -19,7 +20,6 @@ from lightning_otel import (
     emit_span,
 )
 from lightning_otel.errors import ConfigError
-from lightning_otel.tracing import Recording
 from lightning_otel.types import conventions as c
 
 

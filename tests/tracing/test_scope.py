@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from tests.tracing.conftest import KINDS, RootOf, run_in
 
-from lightning_otel import Store, auto_trace, context, emit_message, emit_reward
-from lightning_otel.capture import operations
-from lightning_otel.tracing import Recording
+from lightning_otel import Recording, Store, auto_trace, context, emit_message, emit_reward
 from lightning_otel.types import conventions as c
 
 Warnings = Callable[[], list[str]]
@@ -50,9 +48,9 @@ def test_exception_passes_through_and_marks_the_root_as_failed(
     assert recording.error is (None if exc in CLEAN else exc)
     assert recording.spans()[-1].attributes[c.REWARD_VALUE] == (1.0 if exc in CLEAN else -1.0)
     assert root.status == ("UNSET" if exc in CLEAN else "ERROR")
-    assert root.attributes.get(c.ERROR_TYPE) == (
-        None if exc in CLEAN else operations.type_name(exc)
-    )
+    module, name = type(exc).__module__, type(exc).__qualname__
+    named = name if module == "builtins" else f"{module}.{name}"
+    assert root.attributes.get(c.ERROR_TYPE) == (None if exc in CLEAN else named)
     assert not root.is_incomplete
 
 

@@ -18,11 +18,9 @@ from typing import Any
 
 from tests.trainer.made import Ledger, record
 
-from lightning_otel import Store
-from lightning_otel.algorithms import checkpoint, run
+from lightning_otel import Resources, Store
+from lightning_otel.algorithms import Run, checkpoint, run
 from lightning_otel.algorithms.batches import Collector
-from lightning_otel.algorithms.run import Run
-from lightning_otel.resources import Resources
 from lightning_otel.state.runs import Claims, Runs
 from lightning_otel.trainer import Trainer
 

@@ -933,7 +933,7 @@ def test_recorded_rollouts_are_trained_on_where_recording_is_off(
 
 def test_rollouts_are_taken_by_a_runner_elsewhere(store: Store) -> None:
     """With no workers of its own, the trainer waits for those that others run."""
-    from lightning_otel.runner import Runner
+    from lightning_otel import Runner
 
     trainer = Trainer(store=store, algorithm=Better(), resources={"prompt": "good"}, workers=0)
     runner = Runner(polite, store=store, queue=trainer.queue, resources=trainer.resources)

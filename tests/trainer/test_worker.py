@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command import examine
 from tests.trainer.kills import try_kills
 from tests.trainer.made import Ledger, record
 from tests.trainer.workers import STEPS, WHERE
 
 from lightning_otel import Store
-from lightning_otel.algorithms import Batch, StepResult
-from lightning_otel.algorithms.run import Run
+from lightning_otel.algorithms import Batch, Run, StepResult
 from lightning_otel.state import State
 from lightning_otel.state.requests import Requests, TrainingRequest
 from lightning_otel.trainer import Fit, Trainer
@@ -113,3 +113,20 @@ def test_what_cannot_be_done_says_why(
     found = requests.get(made.request_id)
     assert found.status == "failed"
     assert reason in found.reason
+
+
+def test_doctor_names_a_request_without_a_worker(store: Store) -> None:
+    """Not while a worker is there, nor once it is gone for a minute."""
+    record(store, {"task": [1.0, 0.0]})
+    requests = Requests(State.beside(store))
+    requests.put("apo")
+    requests.announce("w", "baseline")
+
+    before = examine(store)
+    requests.announce("w", "apo")
+    after = examine(store)
+    requests.dismiss("w")
+
+    assert "training-waits" in [finding.code for finding in before]
+    assert "training-waits" not in [finding.code for finding in after]
+    assert not requests.has_worker()

@@ -4,10 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
-from lightning_otel import Store
-from lightning_otel.resources import Resources
+from lightning_otel import Queue, Resources, Store
 from lightning_otel.state import State
-from lightning_otel.state.queue import Queue
 from lightning_otel.types import Event, Link, Span
 from lightning_otel.types import conventions as c
 

@@ -13,12 +13,16 @@ from tests.viewer.browsing import KEY, Shot, Visits, prefix, violations
 from tests.viewer.client import Ask
 from tests.viewer.corpus import FOUND, fill
 
-from lightning_otel import Span, Store, auto_trace, emit_action, emit_reward
-from lightning_otel.resources import Resources
+from lightning_otel import Resources, Span, Store, auto_trace, emit_action, emit_reward
 from lightning_otel.state import State
 from lightning_otel.types import Event
 from lightning_otel.types import conventions as c
-from lightning_otel.types.text import HIDDEN
+
+HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069"
+    "\ud800-\udfff\ufeff\U000e0000-\U000e007f]"
+)
+"""Characters that move a cursor, turn the writing or are not seen."""
 
 _PATH = re.compile(r"(/[a-z_]*)(/[^?#]*)?.*", re.DOTALL)
 

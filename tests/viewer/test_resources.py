@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tests.viewer.browsing import Shot, Visits, violations
 from tests.viewer.client import AskingOf
 
-from lightning_otel import Store, auto_trace, emit_action, emit_reward
-from lightning_otel.resources import Resources
+from lightning_otel import Resources, Store, auto_trace, emit_action, emit_reward
 from lightning_otel.serve.viewer.text_diff import Line, Piece, compare_lines, fold_lines
 from lightning_otel.state import State
 

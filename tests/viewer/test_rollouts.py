@@ -8,11 +8,17 @@ import pytest
 from tests.viewer.browsing import Shot, Visits, violations
 from tests.viewer.client import AskingOf
 
-from lightning_otel import Store, auto_trace, emit_action, emit_observation, emit_reward
-from lightning_otel.resources import Resources
+from lightning_otel import (
+    Queue,
+    Resources,
+    Store,
+    auto_trace,
+    emit_action,
+    emit_observation,
+    emit_reward,
+)
 from lightning_otel.serve.viewer import size_limit
 from lightning_otel.state import State
-from lightning_otel.state.queue import Queue
 from lightning_otel.state.runs import Runs, TrainingRun
 
 

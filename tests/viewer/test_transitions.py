@@ -12,14 +12,12 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 import pytest
-from click.testing import CliRunner
+from tests.command import invoke
 from tests.viewer.browsing import KEY, Shot, Visits, violations
 from tests.viewer.client import Asking, AskingOf
 
 from lightning_otel import Store, auto_trace, emit_action, emit_observation, emit_reward
-from lightning_otel.cli.export import export
 from lightning_otel.errors import ConfigError
-from lightning_otel.serve.viewer import transitions
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -107,11 +105,11 @@ def test_every_door_selects_the_same(
     rows = asked.get(f"/v1/transitions?{query}", Accept="application/x-ndjson")
     (command,) = re.findall(r'class="command">([^<]+)<', page.text)
     shell = shlex.split(unescape(command))
-    told = CliRunner().invoke(export, [shell[2], "-", *shell[4:]])
+    told = invoke(*shell[1:3], "-", *shell[4:])
     steps = list(filled.transitions(**options))
 
     assert ids(page.words) == rollouts
-    assert told.exit_code == 0, told.output
+    assert told.returncode == (0 if rollouts else 3), told.stderr
     for text in (told.stdout, rows.text):
         answers = [json.loads(line) for line in text.splitlines()]
         assert sorted((row["rollout_id"], row["reward"]) for row in answers) == sorted(
@@ -193,7 +191,7 @@ def test_rollouts_beyond_what_is_read_are_counted(
     store: Store, asking: AskingOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page is of the newest rollouts, says of how many, and the older ones are a link away."""
-    monkeypatch.setattr(transitions, "ROLLOUTS", 3)
+    monkeypatch.setattr("lightning_otel.serve.viewer.transitions.ROLLOUTS", 3)
     for number in range(8):
         with auto_trace(store=store, rollout_id=f"r{number}"):
             emit_action("done")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from tests.adapter.fixtures import SPANS, recorded
 
-from lightning_otel.adapter import TripletAdapter, readers
+from lightning_otel.adapter import TripletAdapter
 from lightning_otel.types import Report, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
 
@@ -106,28 +106,6 @@ def test_source_carries_what_is_said_of_it(source: str, carried: Carried) -> Non
     assert [step.reward for step in steps] == [None, None, None, carried.reward]
 
 
-@pytest.mark.parametrize(("source", "carried"), SOURCES.items())
-def test_tools_that_ran_are_read(source: str, carried: Carried) -> None:
-    """Running a tool is a span with its name, arguments and result under today's keys."""
-    spans = readers.read(recorded(source))
-
-    ran = [
-        (
-            span.attributes[c.TOOL_NAME],
-            span.attributes[c.TOOL_ARGUMENTS].replace(" ", ""),
-            span.attributes[c.TOOL_RESULT],
-        )
-        for span in spans
-        if span.attributes.get(c.OPERATION) == c.EXECUTE_TOOL
-    ]
-
-    wanted = [
-        ("calculator", '{"expression":"17*23"}', "391"),
-        ("calculator", '{"expression":"12+30"}', "42"),
-    ]
-    assert ran == (wanted if carried.has_spans_of_tools else [])
-
-
 def of_one_rollout(spans: Sequence[Span]) -> list[Span]:
     """The spans as a proxy's are that was told of the rollout."""
     return [replace(s, attributes={**s.attributes, c.ROLLOUT_ID: "r1"}) for s in spans]
@@ -186,23 +164,3 @@ def test_agentlightning_names_its_rollout_in_the_resource() -> None:
 
     assert trajectory.rollout_id == spans[0].otel_resource[c.ROLLOUT_ID]
     assert trajectory.attempt_id == spans[0].otel_resource[c.ATTEMPT_ID]
-
-
-@pytest.mark.parametrize("source", [*SOURCES, "litellm"])
-def test_reading_keeps_what_a_source_said(source: str) -> None:
-    """A read span keeps its ids and times and every attribute that is of another convention."""
-    before = recorded(source)
-
-    after = list(readers.read(before))
-
-    for old, new in zip(before, after, strict=True):
-        assert replace(new, attributes=old.attributes) == old
-        assert {key for key in old.attributes if key not in new.attributes} == set()
-
-
-def test_our_spans_are_not_looked_at() -> None:
-    """A span of ours is passed on as the very object it is."""
-    assert all(a is b for a, b in zip(OURS, readers.read(OURS), strict=True))
-    for span in OURS:
-        summary = readers.summary(span.name, span.scope, span.attributes, span.otel_resource)
-        assert summary is span.attributes

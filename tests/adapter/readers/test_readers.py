@@ -4,15 +4,22 @@
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import Link, Status, StatusCode
 from tests.adapter.fixtures import recorded
 from tests.adapter.forest import Forest, steps_of, text_of
+from tests.adapter.readers.test_conventions import OURS, SOURCES, Carried
 
 from lightning_otel import Store
 from lightning_otel.adapter import TripletAdapter, calls, readers, tree
+from lightning_otel.adapter.triplet import span_of
 from lightning_otel.messages import plain_text
 from lightning_otel.receivers import Rejected, documents
 from lightning_otel.types import Event, Message, Span
@@ -358,3 +365,77 @@ def test_a_loop_of_vercels_sdk_is_its_calls(name: str, answer: list[str]) -> Non
     assert shown(second.action) == [["text It is sunny."]]
     assert [tool["name"] for tool in first.tools] == ["weather"]
     assert [step.action[0]["finish_reason"] for step in path.transitions] == ["tool_calls", "stop"]
+
+
+@pytest.mark.parametrize(("source", "carried"), SOURCES.items())
+def test_tools_that_ran_are_read(source: str, carried: Carried) -> None:
+    """Running a tool is a span with its name, arguments and result under today's keys."""
+    spans = readers.read(recorded(source))
+
+    ran = [
+        (
+            span.attributes[c.TOOL_NAME],
+            span.attributes[c.TOOL_ARGUMENTS].replace(" ", ""),
+            span.attributes[c.TOOL_RESULT],
+        )
+        for span in spans
+        if span.attributes.get(c.OPERATION) == c.EXECUTE_TOOL
+    ]
+
+    wanted = [
+        ("calculator", '{"expression":"17*23"}', "391"),
+        ("calculator", '{"expression":"12+30"}', "42"),
+    ]
+    assert ran == (wanted if carried.has_spans_of_tools else [])
+
+
+@pytest.mark.parametrize("source", [*SOURCES, "litellm"])
+def test_reading_keeps_what_a_source_said(source: str) -> None:
+    """A read span keeps its ids and times and every attribute that is of another convention."""
+    before = recorded(source)
+
+    after = list(readers.read(before))
+
+    for old, new in zip(before, after, strict=True):
+        assert replace(new, attributes=old.attributes) == old
+        assert {key for key in old.attributes if key not in new.attributes} == set()
+
+
+def test_our_spans_are_not_looked_at() -> None:
+    """A span of ours is passed on as the very object it is."""
+    assert all(a is b for a, b in zip(OURS, readers.read(OURS), strict=True))
+    for span in OURS:
+        summary = readers.summary(span.name, span.scope, span.attributes, span.otel_resource)
+        assert summary is span.attributes
+
+
+def test_span_of_keeps_everything() -> None:
+    """Times, status, events, links, resource and scope come through; lists are lists."""
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("a.scope")
+    with tracer.start_as_current_span("other") as other:
+        link = Link(other.get_span_context(), {"why": "because"})
+    with tracer.start_as_current_span("outer") as outer:
+        inner = tracer.start_span("inner", attributes={"list": ["a", "b"]}, links=[link])
+        inner.add_event("happened", {"n": 1}, timestamp=5)
+        inner.set_status(Status(StatusCode.ERROR, "broke"))
+        inner.end(7)
+        given = exporter.get_finished_spans()[-1]
+
+    found = span_of(given)
+
+    assert found.parent_span_id == format(outer.get_span_context().span_id, "016x")
+    assert (found.name, found.kind, found.scope, found.end_ns) == (
+        "inner",
+        "INTERNAL",
+        "a.scope",
+        7,
+    )
+    assert (found.status, found.status_message) == ("ERROR", "broke")
+    assert found.attributes == {"list": ["a", "b"]}
+    assert [(e.name, e.time_ns, e.attributes) for e in found.events] == [("happened", 5, {"n": 1})]
+    assert [(each.span_id, each.attributes) for each in found.links] == [
+        (format(other.get_span_context().span_id, "016x"), {"why": "because"})
+    ]
+    assert found.otel_resource["telemetry.sdk.language"] == "python"

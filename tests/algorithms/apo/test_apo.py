@@ -13,15 +13,16 @@ import openai
 import pytest
 from tests.algorithms.apo.desk import desk
 
-from lightning_otel import Store, auto_trace, emit_message, emit_reward
-from lightning_otel.algorithms.apo import APO
+from lightning_otel import Resources, Store, auto_trace, emit_message, emit_reward
+from lightning_otel.algorithms import get
 from lightning_otel.demo.policy import Reply
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, TrainingError
-from lightning_otel.resources import Resources
 from lightning_otel.state import State
 from lightning_otel.trainer import Fit, Trainer
 from lightning_otel.types import Rollout
+
+APO: Any = get("apo")
 
 DESK = desk()
 Given = Mapping[str, Any]
@@ -38,7 +39,7 @@ def model() -> Iterator[tuple[DemoServer, openai.OpenAI]]:
         yield server, client
 
 
-def trainer_of(store: Store, agent: Act | None, apo: APO, **options: Any) -> Trainer:
+def trainer_of(store: Store, agent: Act | None, apo: Any, **options: Any) -> Trainer:
     """A trainer whose prompt is the example's, tried once a task."""
     resources = options.pop("resources", {"system_prompt": DESK.SEED})
     return Trainer(agent, apo, store=store, resources=resources, max_attempts=1, **options)

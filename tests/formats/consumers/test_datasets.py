@@ -1,14 +1,15 @@
 """Every format is read by ``datasets.load_dataset`` with the types it should have."""
 
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 from tests.formats.consumers.recorded import recorded
 
 from lightning_otel import Store
-from lightning_otel.dataset import formats
 
 datasets = pytest.importorskip("datasets")
+formats = entry_points(group="lightning_otel.formats")
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
 TYPES = {
@@ -29,7 +30,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return recorded(tmp_path_factory.mktemp("recorded") / "traces.duckdb")
 
 
-@pytest.mark.parametrize("name", formats.names())
+@pytest.mark.parametrize("name", formats.names)
 def test_folders_and_parquet_have_the_types_of_their_columns(
     store: Store, tmp_path: Path, name: str
 ) -> None:
@@ -41,7 +42,7 @@ def test_folders_and_parquet_have_the_types_of_their_columns(
 
     found = datasets.load_dataset(str(tmp_path / "folder"), split="train", cache_dir=cache)
 
-    columns = formats.get(name).columns
+    columns = formats[name].load().columns
     assert {key: repr(kind) for key, kind in found.features.items()} == {
         key: TYPES[kind] for key, kind in columns.items()
     }

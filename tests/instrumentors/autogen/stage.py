@@ -9,10 +9,9 @@ from typing import Any
 from tests.instrumentors.contract.drivers import INFO
 from tests.instrumentors.outline import calls_of, outline
 
-from lightning_otel import Store, auto_trace
+from lightning_otel import Recording, Store, auto_trace
 from lightning_otel.demo.policy import Reply, ToolCall, message_text
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.tracing import Recording
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 

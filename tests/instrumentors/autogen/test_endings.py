@@ -15,7 +15,7 @@ from autogen_core import CancellationToken
 from tests.instrumentors.autogen.programs import agent
 from tests.instrumentors.autogen.stage import Stage
 
-from lightning_otel import provider
+from lightning_otel import uninstrument
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -123,7 +123,7 @@ def test_error_of_a_team_reads_as_without_us(stage: Stage, model: str) -> None:
     stage.check_shape()
     (inner,) = stage.named("invoke_workflow inner")
     (turn,) = stage.named("invoke_agent writer")
-    provider.uninstrument()
+    uninstrument()
 
     assert traced == stage.run(program)
     assert "Traceback" in traced

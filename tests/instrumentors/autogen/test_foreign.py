@@ -18,24 +18,23 @@ from tests.instrumentors.autogen import programs
 from tests.instrumentors.autogen.stage import Stage
 from tests.instrumentors.autogen.test_programs import CALLS, every_program
 
-from lightning_otel import provider
+from lightning_otel import instrument, uninstrument
 from lightning_otel.types import conventions as c
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(params=["before", "after"])
-def _beside(request: pytest.FixtureRequest) -> Iterator[None]:
+def _beside(request: pytest.FixtureRequest, exported: object) -> Iterator[None]:
     """Theirs is on, switched on before or after ours."""
-    provider.ensure_provider()
     theirs = AutogenAgentChatInstrumentor()
     if request.param == "after":
-        provider.instrument()
+        instrument()
     theirs.instrument(tracer_provider=trace.get_tracer_provider())
     yield
     # Those that came last go first: theirs puts back what it found.
     if request.param == "before":
-        provider.uninstrument()
+        uninstrument()
     theirs.uninstrument()
 
 

@@ -25,9 +25,9 @@ from autogen_core.tools import FunctionTool
 from autogen_ext.models.cache import ChatCompletionCache
 from tests.instrumentors.autogen.programs import agent, calculator
 from tests.instrumentors.autogen.stage import INFO, Stage
+from tests.instrumentors.conftest import instrumentor
 
-from lightning_otel import provider
-from lightning_otel.instrumentors.openai import OpenAIInstrumentor
+from lightning_otel import instrument
 from lightning_otel.types import conventions as c
 
 ASKED: list[LLMMessage] = [
@@ -208,8 +208,8 @@ def test_call_of_the_openai_client_is_recorded_without_its_instrumentor(stage: S
     """Where the instrumentor of ``openai`` is off, AutoGen's own facts make the call."""
 
     async def program(client: Any) -> Any:
-        provider.instrument("autogen_core")
-        OpenAIInstrumentor().uninstrument()
+        instrument("autogen_core")
+        instrumentor("openai").uninstrument()
         return await agent("writer", client).run(task="go")
 
     stage.trace(program)

@@ -16,7 +16,7 @@ from tests.facts import sent
 from tests.instrumentors.autogen import programs
 from tests.instrumentors.autogen.stage import INFO, Cast, Stage
 
-from lightning_otel import Store, provider
+from lightning_otel import Store, uninstrument
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.types import conventions as c
 
@@ -121,7 +121,7 @@ def test_program_is_recorded_whole(
             told = {key: span.attributes.get(key) for key in wanted}
             read = {key: json.loads(str(told[key])) for key in wanted if "messages" in key}
             assert told | read == wanted
-    provider.uninstrument()
+    uninstrument()
     with DemoServer(Cast()) as other:
         plain = Stage(other, store, facts).run(program)
     results = [seen(traced), seen(plain)]

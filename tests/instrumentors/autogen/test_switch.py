@@ -18,9 +18,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.instrumentors.autogen import programs
 from tests.instrumentors.autogen.stage import Stage
+from tests.instrumentors.conftest import instrumentor
 
-from lightning_otel import auto_trace, provider
-from lightning_otel.instrumentors.autogen import AutoGenInstrumentor
+from lightning_otel import auto_trace, instrument, uninstrument
 from lightning_otel.types import conventions as c
 
 
@@ -35,7 +35,7 @@ def scopes(exporter: InMemorySpanExporter) -> dict[str, int]:
 
 def test_subclass_made_meanwhile_is_put_back_too() -> None:
     """And those that come later are left alone."""
-    provider.instrument("autogen_core")
+    instrument("autogen_core")
 
     class Late(ReplayChatCompletionClient):
         """Made while it is on."""
@@ -46,7 +46,7 @@ def test_subclass_made_meanwhile_is_put_back_too() -> None:
             return await super().create(*args, **kwargs)
 
     own = Late.__dict__["create"].__wrapped__
-    provider.uninstrument()
+    uninstrument()
 
     assert Late.__dict__["create"] is own
     for base in (BaseChatAgent, ChatCompletionClient):
@@ -117,7 +117,7 @@ def test_agents_made_before_the_recording_make_no_trace_of_their_own(
     stage: Stage, exported: InMemorySpanExporter
 ) -> None:
     """A span of an agent's making stands in a run, or is not there."""
-    AutoGenInstrumentor().instrument(skip_dep_check=True)
+    instrumentor("autogen").instrument(skip_dep_check=True)
     replay = ReplayChatCompletionClient(["one"])
 
     programs.agent("alone", replay)

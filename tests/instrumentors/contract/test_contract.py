@@ -26,11 +26,19 @@ from tests.facts import sent
 from tests.instrumentors.contract.drivers import ASKED, DRIVERS, SUM, Driver
 from tests.instrumentors.outline import assert_each_call_once, calls_of, named, outline
 
-from lightning_otel import Resources, State, Store, auto_trace, operation, provider
+from lightning_otel import (
+    Recording,
+    Resources,
+    State,
+    Store,
+    auto_trace,
+    instrument,
+    operation,
+    uninstrument,
+)
 from lightning_otel.capture import operations
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors.wrappers import Run
-from lightning_otel.tracing import Recording
 from lightning_otel.types import conventions as c
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -529,21 +537,21 @@ def test_switched_off_it_is_as_it_was(driver: Driver, server: DemoServer, store:
     def methods() -> list[Any]:
         return [vars(owner)[name] for owner, name in places]
 
-    provider.uninstrument()
+    uninstrument()
     places = [(owner, name) for owner, name in places if inspect.isfunction(vars(owner)[name])]
     before = methods()
     assert places
     for _ in range(2):
         seen = [shown(*place) for place in places]
         with auto_trace(store=store) as recording:
-            provider.instrument()  # once more, which changes nothing
+            instrument()  # once more, which changes nothing
             driver.ask_somehow(server.base_url)
         assert not any(now is then for now, then in zip(methods(), before, strict=True))
         assert [shown(*place) for place in places] == seen
         assert outline(recording) == driver.outline
-        provider.uninstrument()
+        uninstrument()
         assert all(now is then for now, then in zip(methods(), before, strict=True))
     with auto_trace(store=store) as recording:
-        provider.uninstrument()
+        uninstrument()
         driver.ask_somehow(server.base_url)
     assert not calls_of(recording)

@@ -19,7 +19,7 @@ from tests.instrumentors.outline import (
     without_call_ids,
 )
 
-from lightning_otel import Store, auto_trace, provider
+from lightning_otel import Store, auto_trace, uninstrument
 from lightning_otel.demo.policy import Policy, Reply
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.types import conventions as c
@@ -319,7 +319,7 @@ def test_crew_is_an_outline_of_its_work(
         with auto_trace(store=store) as recording:
             result = run(server)
         if not isinstance(policy, Reasons):  # which reads what CrewAI remembers
-            provider.uninstrument()
+            uninstrument()
             assert run(plain) == result
             requests = [[each.request for each in found.log] for found in (plain, server)]
             if name not in SIDE_BY_SIDE:

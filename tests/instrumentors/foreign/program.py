@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning_otel as lo
-from lightning_otel import provider
+from lightning_otel import uninstrument
 from lightning_otel.demo.agent import TOOLS, solve
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.views.doctor import examine
@@ -151,7 +151,7 @@ def main() -> None:
                 before = {n: p for n, p in places().items() if not n.endswith("APIClient")}
             outcome = SCENARIOS[scenario](server.base_url)
         notes = [each.text for each in examine(store) if each.level == "note"]
-        provider.uninstrument()
+        uninstrument()
         after = places()
         found = lo.TripletAdapter().explain(recording.spans())
         steps = {id(s): s for path in found.trajectories for s in path.transitions}.values()

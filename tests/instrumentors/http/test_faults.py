@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.instrumentors.contract.drivers import DRIVERS
 
-from lightning_otel import Store, auto_trace, dialects, provider
+from lightning_otel import Store, auto_trace, dialects, uninstrument
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors import body, http, model_requests, token_ids
 from lightning_otel.instrumentors.http import aiohttp, changes, httpx, retries, urllib3
@@ -79,7 +79,7 @@ def test_fault_in_any_function_stays_with_us(
     """With one function of ours broken, every client gives what it gives without us."""
     for module in CLIENTS:
         pytest.importorskip(module)
-    provider.uninstrument()
+    uninstrument()
     untraced = use(server)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(*place, broken)

@@ -18,7 +18,7 @@ from tests.instrumentors.http.drawn import VENDORS
 from tests.instrumentors.http.wire import Answer, Wire
 from tests.listening import Handler, listen
 
-from lightning_otel import Resources, State, Store, auto_trace, provider
+from lightning_otel import Resources, State, Store, auto_trace, uninstrument
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -426,12 +426,12 @@ def test_bedrock_and_unknown_paths_are_named_by_run(spawn: Any, wire: Wire, tmp_
 
 def test_switched_off_nothing_is_recorded_and_all_is_as_it_was(wire: Wire, store: Store) -> None:
     """A stream that was begun before goes on; the methods are the library's own again."""
-    provider.uninstrument()
+    uninstrument()
     before = httpx.HTTPTransport.handle_request
     wire.answers = [Answer(STREAM, headers=EVENTS)]
     with auto_trace(store=store) as recording:
         with httpx.stream("POST", f"{wire.url}/v1/chat/completions", json=BODY) as response:
-            provider.uninstrument()
+            uninstrument()
             assert b"".join(response.iter_raw()) == STREAM
         post(wire.url)
     assert httpx.HTTPTransport.handle_request is before

@@ -21,13 +21,12 @@ from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.instrumentors.conftest import instrumentor
 from tests.instrumentors.langchain.conftest import Chat
 from tests.instrumentors.outline import assert_each_call_once, outline
 
-from lightning_otel import Store, auto_trace, provider, wrap_langchain
+from lightning_otel import Store, auto_trace, instrument, uninstrument, wrap_langchain
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.instrumentors.langchain import LangChainInstrumentor
-from lightning_otel.instrumentors.openai import OpenAIInstrumentor
 
 QUESTION: Any = {"messages": [("user", "What is 17*23?")]}
 ASKED = [HumanMessage("hello")]
@@ -191,15 +190,15 @@ def test_wrapped_model_goes_on_after_uninstrument(
         pass
 
     exported.clear()
-    provider.uninstrument()
+    uninstrument()
     wrapped.invoke(ASKED)
 
     assert names(exported) == ["chat toy"]
     del wrapped
     gc.collect()
-    provider.instrument("langchain_core")
-    provider.uninstrument()
-    assert not LangChainInstrumentor().is_active
+    instrument("langchain_core")
+    uninstrument()
+    assert not instrumentor("langchain").is_active
     assert not hasattr(BaseChatModel._generate_with_cache, "__lightning_otel_wrapped__")
 
 
@@ -219,8 +218,8 @@ def test_call_in_a_fresh_context_still_stands_in_its_node(
     builder: Any = StateGraph(dict)
     builder.add_node("ask", ask)
     builder.add_edge(START, "ask")
-    LangChainInstrumentor().instrument(skip_dep_check=True)
-    OpenAIInstrumentor().instrument(skip_dep_check=True)
+    instrumentor("langchain").instrument(skip_dep_check=True)
+    instrumentor("openai").instrument(skip_dep_check=True)
 
     builder.compile(name="pipe").invoke({"a": 1})
     client.close()

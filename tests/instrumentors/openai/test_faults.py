@@ -12,7 +12,7 @@ import pytest
 from tests.instrumentors.openai.test_surfaces import ASKED, plain, result_of
 from tests.instrumentors.transport import http
 
-from lightning_otel import Store, auto_trace, capture, dialects, messages, provider, redact
+from lightning_otel import Store, auto_trace, capture, dialects, messages, redact, uninstrument
 from lightning_otel.capture import operations
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.dialects import chat, completions, responses
@@ -129,7 +129,7 @@ def use_all() -> Iterator[Use]:
 @pytest.fixture(scope="module")
 def untraced(use_all: Use) -> list[object]:
     """What a program gets without us."""
-    provider.uninstrument()
+    uninstrument()
     return use_all()
 
 
@@ -146,14 +146,14 @@ def test_fault_in_any_function_stays_with_us(
     before = capture.process.faults
     with pytest.MonkeyPatch.context() as patch:
         if place[1] in BOUND:
-            provider.uninstrument()
+            uninstrument()
             patch.setattr(*place, broken)
         with auto_trace(store=store):
             patch.setattr(*place, broken)
             found = use_all()
             patch.undo()
     if place[1] in BOUND:
-        provider.uninstrument()
+        uninstrument()
 
     assert found == untraced
     assert place[1] not in BOUND or capture.process.faults > before

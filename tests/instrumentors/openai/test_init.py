@@ -9,7 +9,7 @@ import wrapt
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from lightning_otel import Store, auto_trace, capture, provider
+from lightning_otel import Store, auto_trace, instrument, uninstrument
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.types import conventions as c
 
@@ -35,7 +35,7 @@ def test_instrumentor_switched_off_in_mid_stream_lets_the_stream_end(
     with auto_trace(store=store) as recording:
         stream = client.chat.completions.create(model="toy", messages=ASKED, stream=True)
         next(iter(stream))
-        provider.uninstrument()
+        uninstrument()
         list(stream)
 
     (span,) = facts.calls(recording)
@@ -71,7 +71,7 @@ def test_wrapper_of_another_tool_in_a_subclass_hides_no_request(
     """Put there before ours or after, each request is one span: on, off and on again."""
     seen: list[str] = []
     if not is_first:
-        provider.instrument()
+        instrument()
     theirs = wrapped(how, seen, openai.OpenAI.request)
     monkeypatch.setattr(openai.OpenAI, "request", theirs, raising=False)
     found = []
@@ -80,7 +80,7 @@ def test_wrapper_of_another_tool_in_a_subclass_hides_no_request(
         with auto_trace(store=store) as recording:
             ask(client)
         found.append(len(facts.calls(recording)))
-        provider.uninstrument()
+        uninstrument()
         ask(client)
 
     assert found == [1, 1]
@@ -146,5 +146,3 @@ def test_content_goes_where_the_settings_allow(
     assert [key in shown for key in CONTENT] == [is_exported, is_exported]
     assert shown[c.RESPONSE_ID] == kept.attributes[c.RESPONSE_ID]
     assert shown[c.OUTPUT_TOKENS] == kept.attributes[c.OUTPUT_TOKENS]
-    monkeypatch.undo()
-    capture.refresh_settings()

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import gzip
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,6 @@ from tests.instrumentors.transport import answering
 
 from lightning_otel import Store, auto_trace
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.instrumentors.openai import ClientRequest
 from lightning_otel.types import conventions as c
 
 ASKED: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
@@ -203,6 +203,16 @@ def test_request_answered_with_a_compressed_stream_is_read(store: Store, facts: 
     assert c.ABANDONED not in span.attributes
 
 
+def ours_alive() -> Counter[str]:
+    """Count the objects of our instrumentors' classes."""
+    kinds = map(type, gc.get_objects())
+    return Counter(
+        kind.__qualname__
+        for kind in kinds
+        if str(kind.__module__).startswith("lightning_otel.instrumentors.")
+    )
+
+
 @pytest.fixture
 def no_collection() -> Iterator[None]:
     """What is freed is freed without the garbage collector."""
@@ -218,8 +228,16 @@ def test_request_that_is_over_is_freed_at_once(
     """Nothing of ours, nor the answer it was read from, waits for the garbage collector."""
     with auto_trace(store=store):
         client.chat.completions.create(model="toy", messages=ASKED)
+    gc.collect()
+    before = ours_alive()
+    with auto_trace(store=store):
+        client.chat.completions.create(model="toy", messages=ASKED)
+        stream = client.chat.completions.create(model="toy", messages=ASKED, stream=True)
+        assert ours_alive() > before
+        list(stream)
         list(client.chat.completions.create(model="toy", messages=ASKED, stream=True))
         with contextlib.suppress(openai.BadRequestError):
             client.chat.completions.create(model="fail-400", messages=ASKED)
 
-    assert not [held for held in gc.get_objects() if type(held) is ClientRequest]
+    del stream
+    assert ours_alive() <= before

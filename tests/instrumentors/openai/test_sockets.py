@@ -9,10 +9,10 @@ from typing import Any
 
 import openai
 import pytest
+from tests.adapter.forest import said
 from websockets.sync.server import ServerConnection, serve
 
 from lightning_otel import Store, auto_trace
-from lightning_otel.messages.chat import messages_of
 
 pytestmark = pytest.mark.skipif(
     not hasattr(openai.OpenAI(api_key="k").beta, "responses"),
@@ -95,8 +95,8 @@ def test_each_request_of_a_connection_is_a_call(way: str, urls: Any, tmp_path: P
         else:
             ask(urls, texts, is_beta=way == "beta")
     steps = list(store.transitions())
-    assert [messages_of([*step.observation, *step.action]) for step in steps] == [
-        [{"role": "user", "content": text}, {"role": "assistant", "content": f"answer to {text}"}]
+    assert [[*step.observation, *step.action] for step in steps] == [
+        [said("user", text), {**said("assistant", f"answer to {text}"), "finish_reason": "stop"}]
         for text in ("one", "two")
     ]
     assert [step.finish_reason for step in steps] == ["stop", "stop"]

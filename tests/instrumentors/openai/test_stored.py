@@ -7,11 +7,11 @@ from typing import Any
 
 import openai
 import pytest
-from tests.cli.conftest import _invoke
+from tests.adapter.forest import text_of
+from tests.command import invoke
 from tests.instrumentors.loopback import serving
 
 from lightning_otel import Store, auto_trace, emit_reward
-from lightning_otel.messages.chat import messages_of
 
 
 def response(number: int, text: str, **fields: Any) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def client() -> Iterator[openai.OpenAI]:
 
 def told(step: Any) -> list[tuple[str, Any]]:
     """The roles and texts of what a step saw."""
-    return [(item["role"], item["content"]) for item in messages_of(step.observation)]
+    return [(item["role"], text_of([item])) for item in step.observation]
 
 
 def poll(client: openai.OpenAI, made: Any) -> Any:
@@ -251,7 +251,7 @@ def test_conversation_that_is_not_known_trains_nothing(
     for step in store.transitions():
         assert step.observation[0]["parts"][0]["type"] == "openai.previous_response"
     for name in ("sft", "openai-sft", "kto"):
-        done = _invoke("export", name, tmp_path / f"{name}.jsonl", "--store", store.name)
+        done = invoke("export", name, tmp_path / f"{name}.jsonl", "--store", store.name)
         assert (tmp_path / f"{name}.jsonl").read_text() == "", name
         assert "its history is on the server" in done.stderr, name
 

@@ -24,16 +24,15 @@ from tests.instrumentors.openai.test_surfaces import (
     sent,
 )
 
-from lightning_otel import Store, auto_trace, capture, carried, context
+from lightning_otel import Recording, Resources, Store, auto_trace, capture, carried, context
 from lightning_otel.demo.server import DemoServer, Exchange
 from lightning_otel.errors import StoreError
 from lightning_otel.instrumentors import substitution
 from lightning_otel.instrumentors.openai import options
 from lightning_otel.instrumentors.substitution import requests as substituting
 from lightning_otel.instrumentors.substitution import watcher
-from lightning_otel.resources import Resources
 from lightning_otel.state import State
-from lightning_otel.tracing import Recording, Traced
+from lightning_otel.tracing import Traced
 from lightning_otel.types import conventions as c
 
 SHAPES = [

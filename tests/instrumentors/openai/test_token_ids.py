@@ -10,8 +10,6 @@ from tests.instrumentors.transport import http
 
 from lightning_otel import Store, auto_trace, carried, context
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.instrumentors.openai import token_ids
-from lightning_otel.tracing import Traced
 from lightning_otel.types import conventions as c
 
 CHAT = {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
@@ -32,10 +30,10 @@ UNCHANGED = [*UNASKED, *sorted(SURFACES.keys() - {*ASKING, "beta responses"})]
 @pytest.fixture(autouse=True)
 def _nobody_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What servers refused is known for one test."""
-    monkeypatch.setattr(token_ids, "_refusing", set())
+    monkeypatch.setattr("lightning_otel.instrumentors.token_ids._refusing", set())
 
 
-def asked_in(store: Store) -> Traced:
+def asked_in(store: Store) -> Any:
     """A recording whose requests ask for ids."""
     return auto_trace(store=store, enable_retokenization_fix=True)
 
@@ -115,7 +113,11 @@ def test_refusal_is_remembered_by_server(
 
     assert [CHAT.items() <= (exchange.request or {}).items() for exchange in willing.log] == [True]
     assert [exchange.status for exchange in server.log] == [400, 200, 200]
-    told = [record.getMessage() for record in caplog.records if record.name == token_ids.log.name]
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "lightning_otel.instrumentors.token_ids"
+    ]
     assert told == ["127.0.0.1 refuses to be asked for token ids, and is asked no more: "
                     "its calls stay text"]  # fmt: skip
 

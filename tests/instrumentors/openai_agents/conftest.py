@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
+from lightning_otel import Recording
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.tracing import Recording
 from lightning_otel.types import Span
 
 agents = pytest.importorskip("agents", reason="openai-agents is not installed")

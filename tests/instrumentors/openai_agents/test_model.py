@@ -11,7 +11,7 @@ from opentelemetry import trace
 from tests.instrumentors.outline import calls_of, named, outline
 
 import lightning_otel
-from lightning_otel import Store, auto_trace, provider
+from lightning_otel import Store, auto_trace, instrument
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -304,7 +304,7 @@ def test_generation_span_of_the_program_is_a_call(store: Store, server: DemoServ
 
 def test_sdk_models_defined_later_are_watched(store: Store) -> None:
     """The program's own classes, of any depth, once an agent runs."""
-    provider.instrument()
+    instrument()
 
     class Mine(agents.testing.ScriptedModel):  # type: ignore[misc]  # of a module imported if there
         """A model of the program's own."""

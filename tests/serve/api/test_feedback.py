@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +15,6 @@ from tests.serve.serving import JSON, Serving, request_of
 from tests.waiting import wait_until
 
 from lightning_otel import Store, auto_trace, emit_action
-from lightning_otel.rewards.feedback import Feedback
-from lightning_otel.rewards.pending import Pending
-from lightning_otel.state import State
 from lightning_otel.types import conventions as c
 
 
@@ -130,8 +126,8 @@ def test_feedback_is_given_before_transitions_are_handed_out(
     """By no maintenance, which this server has none of: whoever asks gets the reward, once."""
     key = "k" * 32
     url = served(store, "", key=key)
-    kept = Feedback("rollout", "r1", 0.5, time.time_ns(), {}, "f1")
-    assert Pending(State.beside(store)).give(store, kept) is None
+    (told,) = _asked(f"{url}/v1/feedback", key, b'{"rollout_id": "r1", "reward": 0.5}')
+    assert json.loads(told)["status"] == "pending"
     with auto_trace(store=store, rollout_id="r1"):
         emit_action("say", "hi")
 
@@ -141,8 +137,9 @@ def test_feedback_is_given_before_transitions_are_handed_out(
     assert len(store.sql("SELECT * FROM rewards").rows()) == 1
 
 
-def _asked(url: str, key: str) -> list[bytes]:
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
+def _asked(url: str, key: str, body: bytes | None = None) -> list[bytes]:
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(url, body, headers)
     with urllib.request.urlopen(request, timeout=30) as answer:
         found: bytes = answer.read()
     return found.splitlines()

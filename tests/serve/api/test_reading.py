@@ -8,8 +8,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.serve.api.conftest import Client
 
-from lightning_otel.serve.api.data import ARROW, LINES, PARQUET
-
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
@@ -20,6 +18,11 @@ def filled(client: Client) -> Client:
     for index in range(9):
         client.act(f"r{index}", None if index % 3 == 2 else index / 10, category="image")
     return client
+
+
+LINES = "application/x-ndjson"
+ARROW = "application/vnd.apache.arrow.stream"
+PARQUET = "application/vnd.apache.parquet"
 
 
 def lines(body: bytes) -> list[dict[str, Any]]:
@@ -118,8 +121,8 @@ def test_rollouts_come_in_pages_the_newest_first(filled: Client) -> None:
 
 def test_queued_rollouts_are_found(filled: Client) -> None:
     """One that nobody has run yet has no attempt, and stands in the queue."""
+    from lightning_otel import Queue
     from lightning_otel.state import State
-    from lightning_otel.state.queue import Queue
 
     (put,) = Queue(State(filled.store.name)).put(["2+2"])
 

@@ -39,8 +39,7 @@ def test_resources_are_published_and_rolled_back(client: Client) -> None:
 
 def test_optimize_answers_with_what_is_known(client: Client) -> None:
     """The version that earned most; the prompt fills it in; a search is asked for once."""
-    from lightning_otel import auto_trace, emit_action, emit_reward
-    from lightning_otel.resources import Resources
+    from lightning_otel import Resources, auto_trace, emit_action, emit_reward
 
     held = Resources(State(client.store.name))
     held.publish("style[video]", "Plain: {task}")
