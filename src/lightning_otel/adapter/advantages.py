@@ -154,7 +154,7 @@ class Outcome(NamedTuple):
     Attributes:
         group_id: Its group; empty if nothing says so.
         start_ns: When it began.
-        rewards: Its rewards by name, each counted once, where one number is composed of them.
+        rewards: Its rewards by name, each counted once.
         value: Its reward; None where it has none, or a part of it is missing.
         reason: Why it has none.
         has_steps: Whether it made a step; without one it is judged, and never compared.

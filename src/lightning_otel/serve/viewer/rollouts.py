@@ -21,7 +21,7 @@ from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Mode, Report, RolloutStatus, Trajectory, Transition
 from lightning_otel.types.values import parse_json
 from lightning_otel.views.messages import show_value
-from lightning_otel.views.nouns import ROLLOUTS
+from lightning_otel.views.nouns import ROLLOUTS, word_error
 from lightning_otel.views.table import Filter
 
 STEPS: Final = 100
@@ -174,10 +174,15 @@ def _merge_attempts(
     own = {each.attempt_id: each for each in queued}
     found = []
     for attempt_id in dict.fromkeys([*own, *spans]):
-        row = {"calls": None, "spans": None, "reward": None, "reason": "", "worker_id": ""}
+        row = dict.fromkeys(("calls", "spans", "cost", "reward"), None) | {"worker_id": ""}
         row |= spans.get(attempt_id, {})
+        row["reason"] = word_error(row)
         if each := own.get(attempt_id):
-            row |= {"status": each.status, "reason": each.reason, "worker_id": each.worker_id}
+            row |= {
+                "status": each.status,
+                "reason": each.reason or row["reason"],
+                "worker_id": each.worker_id,
+            }
             row |= {"start_ns": each.started_ns, "end_ns": each.ended_ns}
         found.append({**row, "attempt_id": attempt_id})
     return found
