@@ -126,6 +126,7 @@ def test_what_a_reward_function_passed_over_is_counted(store: Store) -> None:
 
     done = lo.apply_rewards(store, exact)
 
+    assert [json.loads(row["named_rewards"]) for row in store.rollouts()] == [{"primary": 0.93}]
     assert (done.attempts, done.stepless) == (0, 1)
     total = count_totals(store).total
     assert (total.rewarded_rollouts, total.steps, total.average_reward) == (1, 0, None)

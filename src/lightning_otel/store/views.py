@@ -124,9 +124,11 @@ much as a small read."""
 
 EMPTY_PRICES: Final = f"CREATE OR REPLACE VIEW prices AS SELECT {NO_PRICES} LIMIT 0"
 """What others than us have instead of prices."""
-FACT_VIEWS: Final = frozenset({"attempts", "facts", "prices", *DERIVED})
+FACT_VIEWS: Final = frozenset({"attempts", "facts", *DERIVED})
 """Views that stand on facts."""
 NAMES: Final = frozenset({"spans", *FACT_VIEWS})
+_PRICED: Final = frozenset({"prices", "calls", "rollouts"})
+"""The table of prices, and the views that read it."""
 _PARAMETER: Final = re.compile(r"\?\d*|\$\w+")
 ALIVE: Final = "is_alive"
 """The macro that tells which processes live, which ``rollouts`` reads."""
@@ -146,7 +148,7 @@ def list_views(con: "duckdb.DuckDBPyConnection", query: str) -> Collection[str]:
     except duckdb.Error:
         return NAMES
     # Whoever names no view of ours, or asks DuckDB for a list of them, shall find them all.
-    is_told = names and names <= NAMES and "duckdb_" not in query.lower()
+    is_told = names and names <= NAMES | _PRICED and "duckdb_" not in query.lower()
     return names if is_told else NAMES
 
 
@@ -158,7 +160,7 @@ def alive_macro_sql(alive: Collection[str]) -> str:
 
 def create_views(con: "duckdb.DuckDBPyConnection", names: Collection[str]) -> None:
     """Define views on a connection that has ``spans``, ``attempts``, ``facts`` and the macro."""
-    if not {"prices", "calls", "rollouts"}.isdisjoint(names):
+    if not _PRICED.isdisjoint(names):
         create_prices(con)
     for name in DERIVED.keys() & set(names):
         con.execute(DERIVED[name])
