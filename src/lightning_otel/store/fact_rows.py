@@ -219,7 +219,8 @@ class _Attempt:
         lasting = [span for span in members if not may_move(span)] or members
         texts = [span.attributes for span in members]
         agents = {name for each in texts if (name := get_text(each, c.AGENT_NAME))}
-        models = {name for span in self._calls if (name := _read_model(span))}
+        named = (read_usage(span)[0] for span in self._calls)
+        models = {answering or requested or "" for answering, requested in named} - {""}
         roots = [span for span in members if span.name == c.SPAN_ROLLOUT]
         root = min(roots, key=lambda span: span.start_ns, default=None)
         steps = self._steps.values()
@@ -298,11 +299,6 @@ def _describe_error(spans: Iterable[Span]) -> Row:
 
 def _name_error(span: Span) -> str | None:
     return read_error(span)[0] or ("error" if span.status == "ERROR" else None)
-
-
-def _read_model(span: Span) -> str | None:
-    keys = (c.RESPONSE_MODEL, c.REQUEST_MODEL)
-    return next((name for key in keys if (name := get_text(span.attributes, key))), None)
 
 
 def _read_task(span: Span) -> str | None:

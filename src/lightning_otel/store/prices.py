@@ -119,7 +119,7 @@ def _is_like(name: str, pattern: str) -> bool:
     return bool(rest) and name.startswith(begin) and fnmatchcase(name, pattern)
 
 
-def read_usage(span: Span, step: Transition | None) -> tuple[Models, Tokens]:
+def read_usage(span: Span, step: Transition | None = None) -> tuple[Models, Tokens]:
     """Return the names of a call's model, and its tokens as its server or its token ids tell."""
     get = span.attributes.get
     ids = (step.prompt_ids, step.response_ids) if step is not None else ((), ())
@@ -142,9 +142,8 @@ def add_costs(costs: Iterable[float | None]) -> float | None:
     return round(math.fsum(known), _DECIMALS) if known else None
 
 
-def sum_costs_sql(column: str = "cost") -> str:
-    """Return the same in SQL."""
-    return f"round(fsum({column}), {_DECIMALS})"
+SUM_COSTS: Final = f"round(fsum(cost), {_DECIMALS})"
+"""The same in SQL."""
 
 
 def read_prices() -> Prices:
@@ -163,15 +162,6 @@ def read_prices() -> Prices:
             "the columns model, input and output, per million tokens; cached, written and above "
             "are optional"
         ) from exc
-
-
-def read_usable_prices() -> Prices:
-    """Return the same; where the user's file is none, warn of it and know no price."""
-    try:
-        return read_prices()
-    except ConfigError as exc:
-        warn_once(str(exc))
-        return Prices(())
 
 
 COSTS: Final = """
@@ -199,8 +189,12 @@ WHERE kind = 'call'"""
 
 def create_prices(con: "duckdb.DuckDBPyConnection") -> None:
     """Make the table of the prices of each model in ``facts``, by their number of input tokens."""
-    table = read_usable_prices()
     rows: list[tuple[object, ...]] = []
+    try:
+        table = read_prices()
+    except ConfigError as exc:  # all but costs is read all the same
+        warn_once(str(exc))
+        table = Prices(())
     for models in con.execute(_DISTINCT).fetchall():
         up_to = math.inf
         for price in table.list_fitting(models):

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.store.layout import FACTS_VERSION
-from lightning_otel.store.prices import COSTS, NO_PRICES, create_prices, sum_costs_sql
+from lightning_otel.store.prices import COSTS, NO_PRICES, SUM_COSTS, create_prices
 from lightning_otel.store.sql import (
     CALL_OPERATIONS,
     ROLLOUT,
@@ -100,7 +100,7 @@ SELECT attempts.rollout_id, attempts.attempt_id, attempts.status,
 FROM attempts LEFT JOIN (FROM facts WHERE kind = 'attempt') AS facts
   USING (rollout_id, attempt_id, fingerprint)
 LEFT JOIN (
-  SELECT rollout_id, attempt_id, fingerprint, {sum_costs_sql()} AS cost FROM ({COSTS}) GROUP BY ALL
+  SELECT rollout_id, attempt_id, fingerprint, {SUM_COSTS} AS cost FROM ({COSTS}) GROUP BY ALL
 ) AS costs USING (rollout_id, attempt_id, fingerprint)
 WHERE coalesce(facts.is_attempt, attempts.is_attempt)"""
 

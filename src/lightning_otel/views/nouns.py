@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.store.prices import sum_costs_sql
+from lightning_otel.store.prices import SUM_COSTS
 from lightning_otel.store.views import LAST_REWARD
 from lightning_otel.views.previews import read_texts, task_words
 from lightning_otel.views.table import SINCE, WHEN, Filter, View
@@ -60,7 +60,7 @@ ROLLOUTS: Final = View(
     f"""SELECT rollout_id, count(*) AS attempts, arg_max(status, start_ns) AS status,
     min(start_ns) AS start_ns, max(end_ns) AS end_ns,
     arg_max(agents, start_ns) AS agents, sum(spans)::BIGINT AS spans, sum(calls)::BIGINT AS calls,
-    sum(rewards)::BIGINT AS rewards, {LAST_REWARD} AS reward, {sum_costs_sql()} AS cost,
+    sum(rewards)::BIGINT AS rewards, {LAST_REWARD} AS reward, {SUM_COSTS} AS cost,
     arg_max_null(error_type, start_ns) AS error_type,
     arg_max_null(error_message, start_ns) AS error_message,
     left(arg_max(task, start_ns), 300) AS task, arg_max_null(mode, start_ns) AS mode

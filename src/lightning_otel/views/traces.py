@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.store.prices import COSTS, sum_costs_sql
+from lightning_otel.store.prices import COSTS, SUM_COSTS
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT, attribute_sql, quote_text
@@ -106,7 +106,7 @@ SELECT trace_id, string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
   count(*) FILTER (status = 'ERROR') AS errors, count(*) FILTER (is_call) AS calls,
   count(*) FILTER (is_tool) AS tools,
   sum(input_tokens) FILTER (is_call)::BIGINT AS input_tokens,
-  sum(output_tokens) FILTER (is_call)::BIGINT AS output_tokens, {sum_costs_sql()} AS cost
+  sum(output_tokens) FILTER (is_call)::BIGINT AS output_tokens, {SUM_COSTS} AS cost
 FROM counted LEFT JOIN (SELECT trace_id, span_id, cost FROM ({COSTS})) USING (trace_id, span_id)
 GROUP BY trace_id"""
 _EARNED: Final = f"""

@@ -32,7 +32,7 @@ from lightning_otel.serve.viewer.steps import (
 )
 from lightning_otel.serve.viewer.text_diff import compare_lines, fold_lines
 from lightning_otel.serve.viewer.urls import MOST_CLOSED, Links
-from lightning_otel.store.prices import COSTS, sum_costs_sql
+from lightning_otel.store.prices import COSTS, SUM_COSTS
 from lightning_otel.store.source import read_overview
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import one_line
@@ -60,7 +60,7 @@ _LEAST: Final = 4.0
 """Of a bar: a pixel where a waterfall is as narrow as on a telephone."""
 _RAW: Final = 65_536
 _COST: Final = f"""
-SELECT {sum_costs_sql()} AS cost, count(*) FILTER (cost IS NULL) AS unpriced
+SELECT {SUM_COSTS} AS cost, count(*) FILTER (cost IS NULL) AS unpriced
 FROM ({COSTS}) WHERE trace_id = ?"""
 KEPT_S: Final = 60.0
 """For a page's parts; and a process that dies ends its attempts, and writes nothing."""
