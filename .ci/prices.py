@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-TARGET: Final = Path("src/lightning_otel/rewards/prices.csv")
+TARGET: Final = Path("src/lightning_otel/store/prices.csv")
 COLUMNS: Final = ("model", "above", "input", "output", "cached", "written")
 NOT_TEXT: Final = ("image", "audio", "realtime", "live")
 """Words in the names of models whose tokens have several prices each."""

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,52 +85,6 @@ def test_cost_is_counted_at_the_prices_given() -> None:
     assert every.totals.cost == pytest.approx(0.00101)
     assert "unpriced" not in told(every)
     assert "cost 0.00101" in every.headline()
-
-
-OWN_PRICES = """\
-# what we agreed on
-model,input,output,cached,above
-long-*,4,8,,200000
-long-*,2,4,,
-gpt-4o,1,1,0.5,
-"""
-
-
-@pytest.mark.parametrize(
-    ("model", "counts", "cost"),
-    [
-        ("long-1", (200_000, 0), 0.4),
-        ("long-1", (200_001, 1_000_000), 8.800004),
-        ("gpt-4o", (1_000_000, 0, 400_000), 0.8),  # above the built-in price
-        ("o3", (1_000_000, 0, 1_000_000), 0.5),
-        ("o3", (1_000_000, 0, 3_000_000), 0.5),  # no more than all of them are cached
-        ("claude-sonnet-4-5-20250929", (100_000, 0, 50_000, 10_000), 0.1725),
-        ("gemini-2.5-pro", (300_000, 100_000), 2.25),
-        ("text-embedding-3-small", (1_000_000, 0), 0.02),
-        ("my-own-model", (1_000, 1_000), None),
-    ],
-)
-def test_cost_counts_cached_tokens_and_long_calls(
-    store: Store,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    model: str,
-    counts: tuple[int, ...],
-    cost: float | None,
-) -> None:
-    """The user's table counts first, then ours; a price that nobody knows is not zero."""
-    (tmp_path / "prices.csv").write_text(OWN_PRICES)
-    monkeypatch.setenv("LIGHTNING_OTEL_PRICES", str(tmp_path / "prices.csv"))
-    forest = Forest()
-    keys = (c.CACHED_TOKENS, c.CACHE_CREATION_TOKENS)
-    caches = dict(zip(keys, counts[2:], strict=False))
-    forest.tag(forest.call("a"), **usage(counts[0], counts[1], model), **caches)
-    store.add(forest.spans)
-
-    totals = analyze_episode("@last", store).totals
-
-    assert totals.cost == (None if cost is None else pytest.approx(cost))
-    assert totals.unpriced == (cost is None)
 
 
 @pytest.mark.parametrize("pair", [(-1.0, 1.0), (float("nan"), 1.0), (1.0,), "ab", None])

@@ -120,6 +120,7 @@ def test_what_a_reward_function_passed_over_is_counted(
 
     done = lo.apply_rewards(store, exact)
 
+    assert [json.loads(row["named_rewards"]) for row in store.rollouts()] == [{"primary": 0.93}]
     assert (done.attempts, done.stepless) == (0, 1)
     answer = Asking(served(store, "", key=KEY)).get("/training/status")
     total = json.loads(answer.body)["categories"]["images"]

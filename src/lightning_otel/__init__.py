@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from lightning_otel.rewards import apply_rewards
     from lightning_otel.rewards.best_version import learned
     from lightning_otel.rewards.feedback import emit_feedback, reward_from_feedback
-    from lightning_otel.rewards.prices import Price
     from lightning_otel.rewards.worth import Worth
     from lightning_otel.runner import Hook, Runner, run_workers
     from lightning_otel.runner.agents import LitAgent, Router, llm_rollout, prompt_rollout, rollout
     from lightning_otel.state import State
     from lightning_otel.state.queue import Queue
     from lightning_otel.store.follow import Follower
+    from lightning_otel.store.prices import Price
     from lightning_otel.store.transforms import add_transform, remove_transform
     from lightning_otel.tracing import Recording, auto_trace, carried, context, operation
     from lightning_otel.tracing.emitters import (
@@ -79,7 +79,7 @@ _HOMES = {
     "emit_feedback": "rewards.feedback",
     "reward_from_feedback": "rewards.feedback",
     "learned": "rewards.best_version",
-    "Price": "rewards.prices",
+    "Price": "store.prices",
     "Worth": "rewards.worth",
     "Queue": "state.queue",
     "Resources": "resources",

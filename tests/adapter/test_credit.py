@@ -20,6 +20,7 @@ from tests.viewer.client import Asking
 from lightning_otel import Store, TripletAdapter, plot_training_metrics
 from lightning_otel.adapter import Adaptation
 from lightning_otel.adapter.advantages import last_rewards
+from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.rewards import NO_STEP_BEFORE, with_evaluations
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.algorithms.groups import read_members
@@ -118,6 +119,7 @@ def test_every_door_says_the_same(
     steps: dict[str, float | None] = {}
     homes: dict[str, tuple[str, str]] = {}
     expected: dict[str, float | None] = {}
+    named: dict[AttemptKey, Mapping[str, float]] = {}
     for number, (drawing, rules) in enumerate(CASES.values()):
         texts = [text for rule, text in rules.items() if "previous" in rule.split()]
         if not texts:
@@ -127,6 +129,7 @@ def test_every_door_says_the_same(
         version = {c.RESOURCES: json.dumps({"*": {"p": str(1 + number % 2)}})}
         store.add([replace(each, attributes={**each.attributes, **version}) for each in spans])
         found = TripletAdapter().explain(with_evaluations(spans))
+        named |= {each.key: each.rewards for each in found.outcomes}
         own = {step.span_id: (step.rollout_id, step.attempt_id) for step in steps_of(found)}
         steps |= {step.span_id: step.reward for step in steps_of(found)}
         homes |= {each.span_id: own[each.calls[0]] for each in found.credited}
@@ -164,6 +167,10 @@ def test_every_door_says_the_same(
     same = pytest.approx({key: value for key, value in expected.items() if value is not None})
     judged = {
         door: {row["rollout_id"]: row["reward"] for row in rows} for door, rows in lists.items()
+    }
+    assert named == {
+        AttemptKey(row["rollout_id"], row["attempt_id"]): json.loads(row["named_rewards"])
+        for row in store.rollouts()
     }
     for door, rows in judged.items():
         assert rows.keys() == expected.keys(), door

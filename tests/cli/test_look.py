@@ -443,6 +443,6 @@ def test_a_store_elsewhere_tells_what_is_counted_there(
     assert "show r1" in reward.stderr
     assert "2 in 1 rollout" in shown.stdout
     assert "counted where" in shown.stderr
-    assert set(json.loads(found.stdout)) == {"store", "funnel", "left_out"}
+    assert set(json.loads(found.stdout)) == {"store", "funnel", "left_out", "cost", "unpriced"}
     assert "send the spans on by OTLP" in ran.stderr
     assert not any(token in done.stdout + done.stderr for done in (reward, shown, found, ran))

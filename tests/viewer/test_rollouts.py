@@ -1,5 +1,7 @@
 """The pages of rollouts, recorded and queued, and of training runs: all that is known of each."""
 
+import contextlib
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +18,7 @@ from lightning_otel import (
     emit_action,
     emit_observation,
     emit_reward,
+    operation,
 )
 from lightning_otel.serve.viewer import size_limit
 from lightning_otel.state import State
@@ -92,6 +95,32 @@ def test_a_rollout_tells_all_that_is_known(store: Store, asking: AskingOf) -> No
         "Resources used prompt@3",
     ):
         assert each in told, told
+
+
+def test_a_failed_rollout_says_why(store: Store, asking: AskingOf) -> None:
+    """The type and the bounded message of its own error, not of what failed inside and went on."""
+
+    @operation
+    def act() -> None:
+        raise ValueError("retried")
+
+    with contextlib.suppress(KeyError), auto_trace(store=store, rollout_id="r1"):
+        with contextlib.suppress(ValueError):
+            act()
+        raise KeyError("customer_id" + "x" * 9_000)
+    record(store, "r2")
+    asked = asking(store)
+
+    failed, fine = store.rollouts()
+    listed = json.loads(asked.get("/v1/rollouts?status=failed").body)["rollouts"]
+
+    assert (fine["error_type"], fine["error_message"]) == (None, None)
+    assert (failed["error_type"], len(failed["error_message"])) == ("KeyError", 300)
+    assert [(row["error_type"], row["error_message"][:12]) for row in listed] == [
+        ("KeyError", "'customer_id")
+    ]
+    assert "1 failed KeyError: 'customer_idxxx" in asked.get("/rollouts/r1").words
+    assert "failed KeyError" in asked.get("/rollouts").words
 
 
 def test_queue_and_attempts_with_reasons(store: Store, asking: AskingOf) -> None:

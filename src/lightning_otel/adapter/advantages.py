@@ -147,7 +147,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         group_id: Its group; empty if nothing says so.
-        rewards: Its rewards by name, each counted once, where one number is composed of them.
+        rewards: Its rewards by name, each counted once.
         value: Its reward; None, for a ``reason``, where it has none, or a part of it is missing.
         has_steps: Whether it made a step; without one it is judged, and never compared.
     """

@@ -281,9 +281,7 @@ class Assembly:
         """
         how, spans, compose = self._adapter.comparison(), self._tree.spans, self._adapter.compose
         totals, value, reason = placement.totals, placement.value, ""
-        if compose is advantages.primary:
-            totals = {}
-        elif totals:
+        if totals and compose is not advantages.primary:
             value, reason = advantages.compose_rewards(compose, totals)
         return Outcome(
             self._key,

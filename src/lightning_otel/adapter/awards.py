@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from lightning_otel.adapter.rewards import ALREADY_REWARDED, add_decimals
+from lightning_otel.adapter.rewards import ALREADY_REWARDED, add_decimals, add_named
 from lightning_otel.types import Reward, Span
 from lightning_otel.types import conventions as c
 
@@ -213,10 +213,6 @@ def judge_whole(claims: Iterable[Claim], order: Mapping[int, Precedence]) -> Pla
         placement.unplaced.append((claim.reward, claim.reason))
         if claim.reason != UNKNOWN_TARGET:
             first.setdefault(claim.reward.links or claim.position, claim.reward)
-    numbers: dict[str, list[float]] = {}
-    for reward in first.values():
-        for name, number in reward.values.items():
-            numbers.setdefault(name, []).append(number)
-    placement.totals = {name: add_decimals(values) for name, values in numbers.items()}
+    placement.totals = add_named(reward.values for reward in first.values())
     placement.value = next(iter(placement.totals.values()), None)
     return placement

@@ -22,6 +22,7 @@ from lightning_otel.adapter.rewards import (
     NO_CALL_BEFORE,
     OUTCOME,
     add_decimals,
+    add_named,
     note_choice,
     read_reward,
 )
@@ -249,7 +250,8 @@ def adapt_linear(
     ]
     start_ns = min(span.start_ns for span in spans)
     group_id = "" if how is None else group_of(spans, how.group_by)
-    outcome = Outcome(key, group_id, start_ns, {}, found.value, has_steps=bool(calls))
+    totals = add_named(found.rewards.values())
+    outcome = Outcome(key, group_id, start_ns, totals, found.value, has_steps=bool(calls))
     return Adaptation(trajectories, report, credited, (outcome,))
 
 

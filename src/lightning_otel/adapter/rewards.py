@@ -96,6 +96,15 @@ def add_decimals(numbers: Collection[float]) -> float:
     return round(total, _DECIMALS) if is_short else total
 
 
+def add_named(rewards: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the sum of the numbers of each name, likewise."""
+    numbers: dict[str, list[float]] = {}
+    for named in rewards:
+        for name, number in named.items():
+            numbers.setdefault(name, []).append(number)
+    return {name: add_decimals(values) for name, values in numbers.items()}
+
+
 def with_evaluations(spans: Iterable[Span]) -> Iterator[Span]:
     """Yield spans, and after each the rewards that its events tell."""
     for span in spans:

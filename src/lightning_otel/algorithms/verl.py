@@ -160,7 +160,7 @@ def run_rollout(
         raise TrainingError(
             f"the rollout {ended.rollout_id} is {ended.status} after {timeout_s:g} s at most: "
             f"{ended.reason or 'no runner ended it'}; look at it: "
-            f"lightning-otel tree {ended.rollout_id}"
+            f"lightning-otel show {ended.rollout_id}"
         )
     paths = list(store.trajectories(rollout_id=ended.rollout_id))
     return make_outputs(paths, reward=ended.reward, response_length=response_length)

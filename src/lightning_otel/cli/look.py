@@ -30,7 +30,7 @@ from lightning_otel.cli.output import (
     suggest,
 )  # fmt: skip
 from lightning_otel.errors import QueryError
-from lightning_otel.views.nouns import ATTEMPTS
+from lightning_otel.views.nouns import ATTEMPTS, word_error
 from lightning_otel.views.traces import TRACES
 
 if TYPE_CHECKING:
@@ -40,13 +40,15 @@ if TYPE_CHECKING:
 
 _COLUMNS = {
     "rollouts": (
-        "rollout", "status", "started", "agents", "calls", "tokens", "duration", "reward", "task",
+        "rollout", "status", "started", "agents", "calls", "tokens", "cost", "duration", "reward",
+        "error", "task",
     ),
     "traces": (
-        "trace", "started", "agents", "input", "output", "calls", "tokens", "duration", "reward",
+        "trace", "started", "agents", "input", "output", "calls", "tokens", "cost", "duration",
+        "reward",
     ),
 }  # fmt: skip
-_TEXT_COLUMNS = ("task", "agents", "input", "output")
+_TEXT_COLUMNS = ("error", "task", "agents", "input", "output")
 _SHORTEST_ID = {"rollout": 16, "trace": 8}
 _WIDTH = 80
 
@@ -83,8 +85,12 @@ def ls(
             row["started"] = format_age_since(row["start_ns"])
             row["tokens"] = f"{row['input_tokens'] or 0}→{row['output_tokens'] or 0}"
             row["duration"] = format_ns(row["end_ns"] - row["start_ns"])
-            row["reward"] = None if row["reward"] is None else float(f"{row['reward']:.4g}")
-        print_table(rows, _COLUMNS[what], _TEXT_COLUMNS)
+            for name in ("cost", "reward"):
+                row[name] = None if row[name] is None else float(f"{row[name]:.4g}")
+            row["error"] = word_error(row)
+        has_cost = any(row["cost"] is not None for row in rows)
+        names = [name for name in _COLUMNS[what] if name != "cost" or has_cost]
+        print_table(rows, names, _TEXT_COLUMNS)
     if not rows:
         is_of_time = values.keys() <= {"since", "until"}
         print_note(
@@ -147,6 +153,10 @@ def _stats_lines(stats: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
         yield from ((name, f"{count} × {reason}") for reason, count in reasons.items())
     yield "rewards", f"{funnel['rewards']}, {funnel['rewards_placed']} credited to a call"
     yield "rewarded", f"{funnel['rewarded']} of {count_noun(funnel['transitions'], 'transition')}"
+    if stats["cost"] is not None:
+        unpriced = stats["unpriced"]
+        more = f", and {count_noun(unpriced, 'call')} without a price" if unpriced else ""
+        yield "cost", f"{stats['cost']:.6g}{more}"
     if "accounting" in stats:
         yield from _kept_lines(stats)
     yield from (("left out", f"{count} × {reason}") for reason, count in stats["left_out"].items())

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from lightning_otel.adapter.advantages import Composition
 from lightning_otel.errors import ConfigError
-from lightning_otel.rewards.prices import Price, Prices, Tokens
+from lightning_otel.store.prices import Price, Prices, Tokens
 from lightning_otel.types import Trajectory, Transition
 from lightning_otel.types.transitions import distinct_steps
 
@@ -65,11 +66,11 @@ class Worth:
             return (max((step.end_ns for step in steps), default=0) - start_ns) / 1e9
         if name == TOKENS:
             return float(sum(sum(_count_tokens(step)) for step in steps))
-        prices = Prices(self.prices.items())
+        prices = _make_table(tuple(self.prices.items()))
         return sum(self._cost_of(step, prices) for step in steps)
 
     def _cost_of(self, step: Transition, prices: Prices) -> float:
-        cost = prices.cost_of([step.model or ""], Tokens(*_count_tokens(step)))
+        cost = prices.cost_of((step.model, None), Tokens(*_count_tokens(step)))
         if cost is not None:
             return cost
         raise ConfigError(
@@ -79,6 +80,7 @@ class Worth:
 
 
 _MEASURED: Final = (COST, SECONDS, TOKENS)
+_make_table: Final = lru_cache(8)(Prices)
 
 
 def _count_tokens(step: Transition) -> tuple[int, int]:

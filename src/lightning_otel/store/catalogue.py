@@ -31,6 +31,7 @@ from lightning_otel.store.views import (
     ALIVE,
     ATTEMPTS,
     DERIVED,
+    EMPTY_PRICES,
     IS_ANNOTATION,
     NAMES,
     alive_macro_sql,
@@ -112,7 +113,7 @@ def catalogue_statements(
     facts = f"CREATE OR REPLACE VIEW facts AS {facts_sql(kept, is_one=False)}"
     # Each of the others looks up ``spans``, and this one every segment.
     first = {"no spans": _NO_SPANS, ALIVE: macro, "facts": facts, "attempts": _JUDGED_ATTEMPTS}
-    return {**first, **DERIVED, "spans": spans}
+    return {**first, "prices": EMPTY_PRICES, **DERIVED, "spans": spans}
 
 
 def _spans_sql(folder: str, manifest: str, excluded: Collection[str]) -> str:

@@ -11,15 +11,19 @@ from typing import Any, Final
 from lightning_otel.adapter import Adaptation
 from lightning_otel.adapter.advantages import group_of
 from lightning_otel.adapter.attempts import AttemptKey, may_move
-from lightning_otel.adapter.attributes import get_text, read_links
+from lightning_otel.adapter.attributes import get_text, read_links, to_text
 from lightning_otel.adapter.calls import is_call
 from lightning_otel.adapter.rewards import RETRACTED, read_reward
+from lightning_otel.store.prices import read_usage
 from lightning_otel.types import Dropped, Report, Reward, Span, Transition
 from lightning_otel.types import conventions as c
+from lightning_otel.types.text import one_line
 from lightning_otel.types.transitions import STEP_COLUMNS
 
 Row = dict[str, Any]
 SpanKey = tuple[str, str]
+_MESSAGE: Final = 300
+"""Cells of an error's message."""
 _NO_PARENT: Final = ""
 _STEP_NAMES: Final = [name for name in STEP_COLUMNS if name != "branch"]
 _read_step: Final = attrgetter(*_STEP_NAMES)
@@ -139,7 +143,7 @@ class _Attempt:
                 yield {
                     "kind": "tool", **self._shared, **_name_span(span),
                     "agent": self._find_agent(span), "name": span.name, "end_ns": span.end_ns,
-                    "error_type": _read_error(span),
+                    "error_type": _name_error(span),
                 }  # fmt: skip
             reward = read_reward(span)
             if reward is not None:
@@ -171,9 +175,13 @@ class _Attempt:
         is_repeated = any(each.noun == "record" for each in reasons)
         if key in self._visible and not is_repeated:
             self._calls.append(span)
+        models, tokens = read_usage(span, self._steps.get(key))
         return {
             "kind": "call", **_name_span(span), "agent": self._find_agent(span),
-            "is_repeated": is_repeated, "reason": reasons[0].reason if reasons else None,
+            "response_model": models[0], "request_model": models[1], "input_tokens": tokens.input,
+            "output_tokens": tokens.output, "cached_tokens": tokens.cached,
+            "written_tokens": tokens.written, "is_repeated": is_repeated,
+            "reason": reasons[0].reason if reasons else None,
         }  # fmt: skip
 
     def _swap_hidden(self) -> None:
@@ -211,8 +219,8 @@ class _Attempt:
         lasting = [span for span in members if not may_move(span)] or members
         texts = [span.attributes for span in members]
         agents = {name for each in texts if (name := get_text(each, c.AGENT_NAME))}
-        models = {name for span in self._calls if (name := _read_model(span))}
-        failed = [span for span in members if span.status == "ERROR"]
+        named = (read_usage(span)[0] for span in self._calls)
+        models = {answering or requested or "" for answering, requested in named} - {""}
         roots = [span for span in members if span.name == c.SPAN_ROLLOUT]
         root = min(roots, key=lambda span: span.start_ns, default=None)
         steps = self._steps.values()
@@ -235,7 +243,7 @@ class _Attempt:
             "retracted": self._retracted,
             "rewards_placed": report.rewards_placed,
             "reward": outcome.value,
-            "rewards": _sum_rewards(steps),
+            "rewards": outcome.rewards,
             "input_tokens": _sum_tokens(self._calls, c.INPUT_TOKENS),
             "output_tokens": _sum_tokens(self._calls, c.OUTPUT_TOKENS),
             "cached_tokens": _sum_tokens(self._calls, c.CACHED_TOKENS),
@@ -246,9 +254,7 @@ class _Attempt:
             "group_id": group_of(members, None),
             "task_id": _find_text(texts, c.TASK_ID),
             "mode": _find_text(texts, c.MODE),
-            "error_type": _read_error(min(failed, key=lambda span: span.start_ns))
-            if failed
-            else None,
+            **_describe_error(members),
             "reasons": report.inexact,
             "notes": report.notes,
         }
@@ -273,26 +279,31 @@ def _describe_reward(span: Span, reward: Reward | str | None) -> Row:
     }  # fmt: skip
 
 
-def _read_error(span: Span) -> str | None:
-    return get_text(span.attributes, c.ERROR_TYPE) or ("error" if span.status == "ERROR" else None)
+def read_error(span: Span) -> tuple[str, str]:
+    """Return the type of a span's error and what it says, each empty where nothing tells it."""
+    events = [each.attributes for each in span.events if c.EXCEPTION_TYPE in each.attributes]
+    raised = events[-1] if events else {}
+    kind = get_text(span.attributes, c.ERROR_TYPE) or get_text(raised, c.EXCEPTION_TYPE) or ""
+    return kind, span.status_message or to_text(raised.get(c.EXCEPTION_MESSAGE, ""))
 
 
-def _read_model(span: Span) -> str | None:
-    keys = (c.RESPONSE_MODEL, c.REQUEST_MODEL)
-    return next((name for key in keys if (name := get_text(span.attributes, key))), None)
+def _describe_error(spans: Iterable[Span]) -> Row:
+    """Return type and message of the first error: of the rollout itself, where that failed."""
+    failed = (span for span in spans if span.status == "ERROR")
+    first = min(failed, key=lambda span: span.start_ns, default=None)
+    if first is None:
+        return {}
+    message = one_line(read_error(first)[1], _MESSAGE)
+    return {"error_type": _name_error(first), "error_message": message or None}
+
+
+def _name_error(span: Span) -> str | None:
+    return read_error(span)[0] or ("error" if span.status == "ERROR" else None)
 
 
 def _read_task(span: Span) -> str | None:
     task = span.attributes.get(c.TASK)
     return task if task is None or isinstance(task, str) else str(task)
-
-
-def _sum_rewards(steps: Iterable[Transition]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for step in steps:
-        for name, value in step.rewards.items():
-            totals[name] = totals.get(name, 0.0) + value
-    return totals
 
 
 def _sum_tokens(calls: Iterable[Span], key: str) -> int | None:

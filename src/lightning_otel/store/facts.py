@@ -56,9 +56,13 @@ FACT_COLUMNS: Final = {
     "task_id": "VARCHAR",
     "reasons": "JSON",
     "notes": "JSON",
+    "error_message": "VARCHAR",
     # Of calls, rewards, tools, what was left out, and repairs.
     "name": "VARCHAR",
     "error_type": "VARCHAR",
+    "request_model": "VARCHAR",
+    "response_model": "VARCHAR",
+    "written_tokens": "BIGINT",
     "reason": "VARCHAR",
     "is_repeated": "BOOLEAN",
     "is_waiting": "BOOLEAN",

@@ -236,7 +236,7 @@ def open_live_connection(layout: Layout) -> "duckdb.DuckDBPyConnection":
         folder, manifest = quote_text(escape_glob(layout.root)), layout.find_manifest()[0]
         statements = catalogue_statements(folder, manifest.name, excluded, snapshot.alive)
         for name, statement in statements.items():
-            if is_kept or name != "facts":
+            if name != "prices" and (is_kept or name != "facts"):
                 con.execute(statement)
         for table in ("spans", "live", "attempts"):
             con.execute(f"DROP TABLE IF EXISTS reading.{table}")

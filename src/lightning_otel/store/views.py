@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.store.layout import FACTS_VERSION
+from lightning_otel.store.prices import COSTS, NO_PRICES, SUM_COSTS, create_prices
 from lightning_otel.store.sql import (
     CALL_OPERATIONS,
     ROLLOUT,
@@ -59,14 +60,17 @@ FROM spans GROUP BY 1, 2"""
 CALLS: Final = f"""
 SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout_id, attempt_id,
   coalesce(agent, fact_agent) AS agent, operation,
-  provider, model, response_id, start_ns, end_ns, (end_ns - start_ns) / 1e6 AS duration_ms, status,
+  provider, model, request_model, response_model, response_id, start_ns, end_ns,
+  (end_ns - start_ns) / 1e6 AS duration_ms, status,
   {attribute_sql(c.ERROR_TYPE)} AS error_type, input_tokens, output_tokens,
   attributes->'$."{c.FINISH_REASONS}"' AS finish_reasons,
   system_instructions, input_messages, output_messages, tool_definitions,
-  prompt_token_ids, response_token_ids, response_logprobs, process, sequence, reason
+  prompt_token_ids, response_token_ids, response_logprobs, process, sequence, reason, cost
 FROM spans LEFT JOIN (
-  SELECT trace_id, span_id, agent AS fact_agent, is_repeated, reason FROM facts WHERE kind = 'call'
+  SELECT trace_id, span_id, agent AS fact_agent, is_repeated, reason, request_model, response_model
+  FROM facts WHERE kind = 'call'
 ) USING (trace_id, span_id)
+LEFT JOIN (SELECT trace_id, span_id, cost FROM ({COSTS})) USING (trace_id, span_id)
 WHERE operation IN ({CALL_OPERATIONS}) AND NOT coalesce(is_repeated, false)"""
 
 _NAME: Final = f"coalesce({attribute_sql(c.REWARD_NAME)}, {attribute_sql(c.EVALUATION_NAME)})"
@@ -84,7 +88,7 @@ FROM spans LEFT JOIN (
 ) USING (trace_id, span_id)
 WHERE reward IS NOT NULL AND NOT coalesce(is_retracted, false)"""
 
-ROLLOUTS: Final = """
+ROLLOUTS: Final = f"""
 SELECT attempts.rollout_id, attempts.attempt_id, attempts.status,
   coalesce(facts.start_ns, attempts.start_ns) AS start_ns,
   coalesce(facts.end_ns, attempts.end_ns) AS end_ns,
@@ -92,9 +96,12 @@ SELECT attempts.rollout_id, attempts.attempt_id, attempts.status,
   reward_spans - retracted AS rewards, reward,
   input_tokens, output_tokens, agents, task,
   facts.fingerprint IS NOT NULL AS is_current, steps, rewarded, rewards AS named_rewards, models,
-  cached_tokens, error_type, resources, mode, task_id, group_id
+  cached_tokens, error_type, error_message, resources, mode, task_id, group_id, cost
 FROM attempts LEFT JOIN (FROM facts WHERE kind = 'attempt') AS facts
   USING (rollout_id, attempt_id, fingerprint)
+LEFT JOIN (
+  SELECT rollout_id, attempt_id, fingerprint, {SUM_COSTS} AS cost FROM ({COSTS}) GROUP BY ALL
+) AS costs USING (rollout_id, attempt_id, fingerprint)
 WHERE coalesce(facts.is_attempt, attempts.is_attempt)"""
 
 _CURRENT: Final = "fingerprint IN (SELECT fingerprint FROM attempts)"
@@ -115,9 +122,13 @@ DERIVED: Final = {
 """Statements that make the views over ``spans``, ``attempts`` and ``facts``; to bind one costs as
 much as a small read."""
 
+EMPTY_PRICES: Final = f"CREATE OR REPLACE VIEW prices AS SELECT {NO_PRICES} LIMIT 0"
+"""What others than us have instead of prices."""
 FACT_VIEWS: Final = frozenset({"attempts", "facts", *DERIVED})
 """Views that stand on facts."""
 NAMES: Final = frozenset({"spans", *FACT_VIEWS})
+_PRICED: Final = frozenset({"prices", "calls", "rollouts"})
+"""The table of prices, and the views that read it."""
 _PARAMETER: Final = re.compile(r"\?\d*|\$\w+")
 ALIVE: Final = "is_alive"
 """The macro that tells which processes live, which ``rollouts`` reads."""
@@ -137,7 +148,7 @@ def list_views(con: "duckdb.DuckDBPyConnection", query: str) -> Collection[str]:
     except duckdb.Error:
         return NAMES
     # Whoever names no view of ours, or asks DuckDB for a list of them, shall find them all.
-    is_told = names and names <= NAMES and "duckdb_" not in query.lower()
+    is_told = names and names <= NAMES | _PRICED and "duckdb_" not in query.lower()
     return names if is_told else NAMES
 
 
@@ -149,5 +160,7 @@ def alive_macro_sql(alive: Collection[str]) -> str:
 
 def create_views(con: "duckdb.DuckDBPyConnection", names: Collection[str]) -> None:
     """Define views on a connection that has ``spans``, ``attempts``, ``facts`` and the macro."""
+    if not _PRICED.isdisjoint(names):
+        create_prices(con)
     for name in DERIVED.keys() & set(names):
         con.execute(DERIVED[name])

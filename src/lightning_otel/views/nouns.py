@@ -1,7 +1,9 @@
 """Views: rollouts and their attempts, the newest first."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_otel.store.prices import SUM_COSTS
 from lightning_otel.store.views import LAST_REWARD
 from lightning_otel.views.previews import read_texts, task_words
 from lightning_otel.views.table import SINCE, WHEN, Filter, View
@@ -34,7 +36,8 @@ def _add_contents(store: "Store", rows: list[dict[str, Any]], _: object) -> None
 ATTEMPTS: Final = View(
     (
         "rollout_id", "attempt_id", "status", "start_ns", "end_ns", "agents", "spans", "calls",
-        "rewards", "reward", "input_tokens", "output_tokens", "task",
+        "rewards", "reward", "input_tokens", "output_tokens", "cost", "task", "error_type",
+        "error_message",
     ),
     "SELECT * FROM rollouts",
     {
@@ -53,12 +56,15 @@ ATTEMPTS: Final = View(
 ROLLOUTS: Final = View(
     (
         "rollout_id", "attempts", "status", "start_ns", "end_ns", "agents", "spans", "calls",
-        "rewards", "reward", "task", "mode", "input", "output",
+        "rewards", "reward", "cost", "task", "mode", "input", "output", "error_type",
+        "error_message",
     ),
     f"""SELECT rollout_id, count(*) AS attempts, arg_max(status, start_ns) AS status,
     min(start_ns) AS start_ns, max(end_ns) AS end_ns,
     arg_max(agents, start_ns) AS agents, sum(spans)::BIGINT AS spans, sum(calls)::BIGINT AS calls,
-    sum(rewards)::BIGINT AS rewards, {LAST_REWARD} AS reward,
+    sum(rewards)::BIGINT AS rewards, {LAST_REWARD} AS reward, {SUM_COSTS} AS cost,
+    arg_max_null(error_type, start_ns) AS error_type,
+    arg_max_null(error_message, start_ns) AS error_message,
     left(arg_max(task, start_ns), 300) AS task, arg_max_null(mode, start_ns) AS mode
   FROM rollouts GROUP BY rollout_id""",
     {
@@ -69,12 +75,20 @@ ROLLOUTS: Final = View(
         "status": _STATUS, "since": SINCE,
     },
     ("start_ns DESC", "rollout_id"),
-    ("status", "reward", "attempts", "calls", "spans", "start_ns", "duration"),
+    ("status", "reward", "attempts", "calls", "spans", "cost", "start_ns", "duration"),
     _add_contents,
     light="""SELECT rollout_id, arg_max(status, start_ns) AS status, min(start_ns) AS start_ns
   FROM attempts WHERE is_attempt GROUP BY rollout_id""",
 )  # fmt: skip
 """Rollouts, each with its attempts as one."""
+
+
+def word_error(attempt: Mapping[str, Any]) -> str:
+    """Return type and message of the error of an attempt that failed; empty if it did not."""
+    if attempt.get("status") != "failed":
+        return ""
+    texts = (attempt["error_type"], attempt["error_message"])
+    return ": ".join(filter(None, texts))
 
 
 def parse_version(text: str) -> int | str:

@@ -2,19 +2,17 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.dataset.batches import list_unfinished
-from lightning_otel.rewards.prices import Prices, Tokens, cost_of, read_prices
 from lightning_otel.store.damage import count_missing_spans
+from lightning_otel.store.prices import COSTS, SUM_COSTS, read_prices
 from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.removal import measure_disk, measure_leftover
 from lightning_otel.store.source import at_moment, read_overview
-from lightning_otel.store.sql import attribute_sql
 from lightning_otel.store.views import LAST_REWARD
-from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -33,27 +31,24 @@ FROM (SELECT rollout_id, min(start_ns) AS start_ns, {LAST_REWARD} AS reward,
       THEN (max(end_ns) - min(start_ns)) / 1e9 END AS took_s
   FROM rollouts GROUP BY rollout_id)
 WHERE start_ns >= ? AND start_ns < ? GROUP BY 1"""
-_TOKENS: Final = f"""
-SELECT start_ns >= ? AS is_now, model, {{tier}} AS tier, count(*) AS calls,
-  count(*) FILTER (input_tokens IS NOT NULL OR output_tokens IS NOT NULL) AS counted,
-  coalesce(max(input_tokens), 0)::BIGINT AS longest,
-  coalesce(sum(input_tokens), 0)::BIGINT AS given,
-  coalesce(sum(output_tokens), 0)::BIGINT AS answered,
-  coalesce(sum(TRY_CAST({attribute_sql(c.CACHED_TOKENS)} AS BIGINT)), 0)::BIGINT AS cached,
-  coalesce(sum(TRY_CAST({attribute_sql(c.CACHE_CREATION_TOKENS)} AS BIGINT)), 0)::BIGINT AS written
-FROM spans SEMI JOIN calls USING (trace_id, span_id)
-WHERE start_ns >= ? AND start_ns < ? GROUP BY ALL"""
+_COSTS: Final = f"""
+SELECT start_ns >= ? AS is_now,
+  (coalesce(sum(input_tokens), 0) + coalesce(sum(output_tokens), 0))::BIGINT AS tokens,
+  {SUM_COSTS} AS cost, count(*) FILTER (cost IS NULL) AS unpriced,
+  coalesce(list_sort(list(DISTINCT coalesce(model, 'unknown')) FILTER (NOT is_priced)), [])
+    AS unpriced_models
+FROM ({COSTS}) WHERE start_ns >= ? AND start_ns < ? GROUP BY 1"""
+_TOTAL_COST: Final = f"""
+SELECT {SUM_COSTS} AS cost, count(*) FILTER (cost IS NULL) AS unpriced FROM ({COSTS})"""
 _FAILURES: Final = """
-SELECT rollout_id, max(end_ns) AS end_ns, arg_max(task, start_ns) AS task FROM rollouts
+SELECT rollout_id, max(end_ns) AS end_ns, arg_max(task, start_ns) AS task,
+  coalesce(arg_max(coalesce(error_message, error_type), start_ns), '') AS reason FROM rollouts
 GROUP BY rollout_id HAVING arg_max(status, start_ns) = 'failed' ORDER BY end_ns DESC LIMIT ?"""
-_REASONS: Final = """
-SELECT rollout_id, arg_max(status_message, start_ns) AS reason FROM spans
-WHERE status = 'ERROR' AND rollout_id IN (SELECT unnest(?)) GROUP BY 1"""
 
 
-_NO_ROLLOUTS: Final[Mapping[str, Any]] = {
-    "rollouts": 0, "rewarded": 0,
-    **dict.fromkeys(("reward", "margin", "error_rate", "p50_s", "p95_s")),
+_NOTHING: Final[Mapping[str, Any]] = {
+    "rollouts": 0, "rewarded": 0, "tokens": 0, "unpriced": 0, "unpriced_models": (),
+    **dict.fromkeys(("reward", "margin", "error_rate", "p50_s", "p95_s", "cost")),
 }  # fmt: skip
 
 
@@ -80,7 +75,7 @@ class Summary:
     """Of the calls with a price, in the currency of the prices."""
     unpriced: int
     """Calls without a price or a count of tokens."""
-    unpriced_models: tuple[str, ...]
+    unpriced_models: Sequence[str]
 
 
 def read_summaries(store: "Store", period: str = "24h") -> tuple[Summary, Summary]:
@@ -93,44 +88,17 @@ def read_summaries(store: "Store", period: str = "24h") -> tuple[Summary, Summar
     until = time.time_ns()
     middle, since = (until - n * PERIODS[period] * 1_000_000_000 for n in (1, 2))
     bounds = [middle, since, until]
-    rows = {row.pop("is_now"): row for row in read_overview(store.source, _ROLLOUTS, bounds)}
-    prices = read_prices()
-    bars = sorted({price.above for _, price in prices.rows})
-    tier = " + ".join(f"(input_tokens > {bar})::INTEGER" for bar in bars)
-    calls = list(store.sql(_TOKENS.format(tier=tier), bounds))
-    now, before = (
-        Summary(**rows.get(is_now, _NO_ROLLOUTS), **_sum_costs(calls, prices, is_now=is_now))
-        for is_now in (True, False)
-    )
-    return now, before
-
-
-def _sum_costs(calls: list[dict[str, Any]], prices: Prices, *, is_now: bool) -> dict[str, Any]:
-    total, unpriced, costs, unknown = 0, 0, list[float](), set[str]()
-    for row in calls:
-        if row["is_now"] is is_now:
-            price = prices.find([row["model"] or ""], row["longest"])
-            total += row["given"] + row["answered"]
-            unpriced += row["calls"] - (row["counted"] if price else 0)
-            if price is None:
-                unknown.add(row["model"] or "unknown")
-            elif row["counted"]:
-                tokens = Tokens(row["given"], row["answered"], row["cached"], row["written"])
-                costs.append(cost_of(price, tokens))
-    cost = sum(costs) if costs else None
-    return {
-        "tokens": total, "cost": cost, "unpriced": unpriced,
-        "unpriced_models": tuple(sorted(unknown)),
-    }  # fmt: skip
+    read_prices()  # whoever asks for costs is told of a table that is none
+    periods = {True: dict(_NOTHING), False: dict(_NOTHING)}
+    for query in (_ROLLOUTS, _COSTS):
+        for row in read_overview(store.source, query, bounds):
+            periods[row.pop("is_now")] |= row
+    return Summary(**periods[True]), Summary(**periods[False])
 
 
 def list_failures(store: "Store", limit: int = 3) -> Iterator[dict[str, Any]]:
-    """Yield the last rollouts that failed, each with the message of its last error."""
-    rows = read_overview(store.source, _FAILURES, [limit])
-    failures = store.sql(_REASONS, [[row["rollout_id"] for row in rows]])
-    reasons = {row["rollout_id"]: row["reason"] for row in failures}
-    for row in rows:
-        yield {**row, "reason": reasons.get(row["rollout_id"]) or ""}
+    """Yield the last rollouts that failed, each with what its first error says."""
+    yield from read_overview(store.source, _FAILURES, [limit])
 
 
 def store_stats(store: "Store") -> dict[str, Any]:
@@ -140,6 +108,7 @@ def store_stats(store: "Store") -> dict[str, Any]:
     funnel = asdict(report)
     funnel.pop("dropped")
     stats: dict[str, Any] = {"store": store.name, "funnel": funnel, "left_out": report.reasons()}
+    stats |= read_overview(store.source, _TOTAL_COST)[0]
     if "://" in store.name:
         return stats  # the rest is not counted here, and so not 0
     attempts = {(rollout_id, status) for rollout_id, _, status in list_unfinished(store.source)}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_otel.store.prices import COSTS, SUM_COSTS
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT, attribute_sql, quote_text
@@ -102,8 +103,9 @@ SELECT trace_id, string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
   count(*) FILTER (status = 'ERROR') AS errors, count(*) FILTER (is_call) AS calls,
   count(*) FILTER (is_tool) AS tools,
   sum(input_tokens) FILTER (is_call)::BIGINT AS input_tokens,
-  sum(output_tokens) FILTER (is_call)::BIGINT AS output_tokens
-FROM counted GROUP BY trace_id"""
+  sum(output_tokens) FILTER (is_call)::BIGINT AS output_tokens, {SUM_COSTS} AS cost
+FROM counted LEFT JOIN (SELECT trace_id, span_id, cost FROM ({COSTS})) USING (trace_id, span_id)
+GROUP BY trace_id"""
 _EARNED: Final = f"""
 SELECT rollout_id, {LAST_REWARD} AS reward, any_value(task) AS task
 FROM rollouts WHERE rollout_id IN (SELECT {ROLLOUT} FROM page) GROUP BY 1"""
@@ -111,7 +113,7 @@ FROM rollouts WHERE rollout_id IN (SELECT {ROLLOUT} FROM page) GROUP BY 1"""
 TRACES: Final = View(
     (
         "trace_id", "rollout_id", "start_ns", "end_ns", "agents", "input", "output", "spans",
-        "calls", "tools", "reward", "input_tokens", "output_tokens",
+        "calls", "tools", "reward", "input_tokens", "output_tokens", "cost",
     ),
     _MATCHING,
     WHEN,

@@ -153,6 +153,10 @@ class AttemptResponse(ResponseModel):
     """What it earned; null if nothing."""
     input_tokens: int | None
     output_tokens: int | None
+    cost: float | None
+    """Of its calls with a price; null if none has one."""
+    error_type: str | None
+    error_message: str | None
     agents: str | None
     task: Annotated[Any, BeforeValidator(parse_json)]
 

@@ -15,10 +15,10 @@ from starlette.routing import Route
 from lightning_otel.config import list_settings
 from lightning_otel.dataset import Store
 from lightning_otel.errors import StoreMissingError
-from lightning_otel.rewards.prices import read_prices
 from lightning_otel.serve.api.cache import CachedRead
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.runs import list_live_resources
+from lightning_otel.store.prices import read_prices
 from lightning_otel.types import Report
 from lightning_otel.views.doctor import check_calls, examine
 from lightning_otel.views.plot import PlotQuery, read_charts, svg

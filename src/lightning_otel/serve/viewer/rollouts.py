@@ -21,7 +21,7 @@ from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Mode, Report, RolloutStatus, Trajectory, Transition
 from lightning_otel.types.values import parse_json
 from lightning_otel.views.messages import show_value
-from lightning_otel.views.nouns import ROLLOUTS
+from lightning_otel.views.nouns import ROLLOUTS, word_error
 from lightning_otel.views.table import Filter
 
 STEPS: Final = 100
@@ -173,10 +173,12 @@ def _merge_attempts(
     known_attempts = {attempt.attempt_id: attempt for attempt in queued}
     attempts = []
     for attempt_id in dict.fromkeys([*known_attempts, *spans]):
-        row = {"calls": None, "spans": None, "reward": None, "reason": "", "worker_id": ""}
+        row = dict.fromkeys(("calls", "spans", "cost", "reward"), None) | {"worker_id": ""}
         row |= spans.get(attempt_id, {})
+        row["reason"] = word_error(row)
         if attempt := known_attempts.get(attempt_id):
-            row |= {name: getattr(attempt, name) for name in ("status", "reason", "worker_id")}
+            row |= {"status": attempt.status, "worker_id": attempt.worker_id}
+            row |= {"reason": attempt.reason or row["reason"]}
             row |= {"start_ns": attempt.started_ns, "end_ns": attempt.ended_ns}
         attempts.append({**row, "attempt_id": attempt_id})
     return attempts

@@ -15,8 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lightning_otel.dataset import Store
-from lightning_otel.errors import ConfigError, NotFoundError, warn_once
-from lightning_otel.rewards.prices import Prices, read_prices
+from lightning_otel.errors import NotFoundError
 from lightning_otel.serve.api.cache import Mark, read_fingerprint
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.size_limit import TOO_LARGE, select_small
@@ -32,9 +31,10 @@ from lightning_otel.serve.viewer.steps import (
 )
 from lightning_otel.serve.viewer.text_diff import compare_lines, fold_lines
 from lightning_otel.serve.viewer.urls import MOST_CLOSED, Links
+from lightning_otel.store.prices import COSTS, SUM_COSTS
+from lightning_otel.store.source import read_overview
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import one_line
-from lightning_otel.views.analysis import find_cost
 from lightning_otel.views.differences import compare_ids
 from lightning_otel.views.folding import Folded, fold
 from lightning_otel.views.previews import LIGHT, find_text, read_previews
@@ -58,6 +58,9 @@ _WIDTH: Final = 1000
 _LEAST: Final = 4.0
 """Of a bar: a pixel where a waterfall is as narrow as on a telephone."""
 _RAW: Final = 65_536
+_COST: Final = f"""
+SELECT {SUM_COSTS} AS cost, count(*) FILTER (cost IS NULL) AS unpriced
+FROM ({COSTS}) WHERE trace_id = ?"""
 KEPT_S: Final = 60.0
 """For a page's parts; and a process that dies ends its attempts, and writes nothing."""
 
@@ -126,7 +129,7 @@ async def show(request: Request) -> Response:
             "tab": tab,
             "tabs": [name for name in TABS if has_ids or name in (tab, *_WITHOUT_IDS)],
             "links": Links.of(request),
-            "facts": _collect_facts(trace),
+            "facts": _collect_facts(store, trace),
             "row": row,
             "missing": span_id if at is None else "",
         }
@@ -165,22 +168,12 @@ def _list_rewards(trace: Trace) -> list[Row]:
     return [row for row in trace.rows if row.kind == "reward"]
 
 
-def _read_known_prices() -> Prices:
-    try:
-        return read_prices()
-    except ConfigError as exc:  # a trace is shown all the same
-        warn_once(str(exc))
-        return Prices(())
-
-
-def _collect_facts(trace: Trace) -> Mapping[str, Any]:
+def _collect_facts(store: Store, trace: Trace) -> Mapping[str, Any]:
     rows = trace.own
     roots = [row for row in rows if row.parent < 0]
     calls = [row for row in rows if row.is_call]
     models = (row.span.attributes.get(c.RESPONSE_MODEL) for row in calls)
     steps = [row.step for row in rows if row.step is not None]
-    prices = _read_known_prices()
-    costs = [cost for row in calls if (cost := find_cost(row, prices)) is not None]
     status = "ended"
     if any(row.span.status == "ERROR" for row in roots):
         status = "failed"
@@ -197,8 +190,7 @@ def _collect_facts(trace: Trace) -> Mapping[str, Any]:
         "steps": len(steps),
         "input_tokens": sum(step.input_tokens or 0 for step in steps),
         "output_tokens": sum(step.output_tokens or 0 for step in steps),
-        "cost": sum(costs) if costs else None,
-        "unpriced": len(calls) - len(costs),
+        **read_overview(store.source, _COST, [trace.trace_id])[0],
         "rewards": [row for row in trace.rows if row.counts_as_reward],
     }
 

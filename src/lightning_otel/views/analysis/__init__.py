@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.errors import ConfigError
 from lightning_otel.messages import plain_text
-from lightning_otel.rewards.prices import Price, Prices, Tokens, read_prices
+from lightning_otel.store.prices import Price, Prices, add_costs, read_prices, read_usage
 from lightning_otel.types import Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import format_duration, one_line
@@ -277,7 +277,7 @@ def _make_step(row: Row, transition: Transition, prices: Prices, **more: Any) ->
         input_tokens=tokens[0],
         output_tokens=tokens[1],
         duration_s=_duration_s(row) if row.kind == "call" else None,
-        cost=find_cost(row, prices),
+        cost=_find_cost(row, prices),
         **{name: getattr(transition, name) for name in _COPIED},
         **more,
     )
@@ -286,7 +286,7 @@ def _make_step(row: Row, transition: Transition, prices: Prices, **more: Any) ->
 def _sum_calls(trace: Trace, prices: Prices) -> Totals:
     calls = [row for row in trace.rows if row.is_call]
     tokens = [_count_tokens(row) for row in calls]
-    costs = [find_cost(row, prices) for row in calls]
+    costs = [_find_cost(row, prices) for row in calls]
     work = [row.span for row in trace.rows if row.kind != "reward"]
     ends = [max(span.start_ns, span.end_ns or 0) for span in work]
     started = min((span.start_ns for span in work), default=0)
@@ -297,7 +297,7 @@ def _sum_calls(trace: Trace, prices: Prices) -> Totals:
         uncounted=tokens.count((None, None)),
         duration_s=(max(ends, default=0) - started) / 1e9,
         model_s=sum(_duration_s(row) or 0.0 for row in calls),
-        cost=sum(priced) if (priced := [cost for cost in costs if cost is not None]) else None,
+        cost=add_costs(costs),
         unpriced=costs.count(None) if prices.rows else 0,
     )
 
@@ -309,26 +309,12 @@ def _duration_s(row: Row) -> float | None:
 
 def _count_tokens(row: Row) -> tuple[int | None, int | None]:
     """Return the counts of the server, else of its token ids."""
-    step, get = row.step, row.span.attributes.get
-    ids = (step.prompt_ids, step.response_ids) if step is not None else ((), ())
-    tokens_in, tokens_out = (
-        count if isinstance(count, int) and not isinstance(count, bool) else len(token_ids) or None
-        for count, token_ids in zip((get(c.INPUT_TOKENS), get(c.OUTPUT_TOKENS)), ids, strict=True)
-    )
-    return tokens_in, tokens_out
+    tokens = read_usage(row.span, row.step)[1]
+    return tokens.input, tokens.output
 
 
-def find_cost(row: Row, prices: Prices) -> float | None:
-    """Return the cost of a call; None where no price or no count of tokens is known."""
-    tokens_in, tokens_out = _count_tokens(row)
-    if tokens_in is None and tokens_out is None:
-        return None
-    get = row.span.attributes.get
-    models = [str(get(key)) for key in (c.RESPONSE_MODEL, c.REQUEST_MODEL) if get(key)]
-    caches = (get(key) for key in (c.CACHED_TOKENS, c.CACHE_CREATION_TOKENS))
-    cached, written = (int(text) if (text := str(count)).isdecimal() else 0 for count in caches)
-    tokens = Tokens(tokens_in or 0, tokens_out or 0, cached, written)
-    return prices.cost_of(models or [""], tokens)
+def _find_cost(row: Row, prices: Prices) -> float | None:
+    return prices.cost_of(*read_usage(row.span, row.step))
 
 
 def _word_number(value: object) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from lightning_otel.messages import objects
+from lightning_otel.store.fact_rows import read_error
 from lightning_otel.types import Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import count_noun, one_line
@@ -167,11 +168,7 @@ def _group(
 def _word_error(row: Row) -> str:
     get = row.span.attributes.get
     who = f"{row.span.name} {get(c.OPERATION_NAME) or ''}".rstrip()
-    events = [event.attributes for event in row.span.events if c.EXCEPTION_TYPE in event.attributes]
-    raised = events[-1] if events else {}
-    kind = get(c.ERROR_TYPE) or raised.get(c.EXCEPTION_TYPE)
-    message = row.span.status_message or raised.get(c.EXCEPTION_MESSAGE)
-    words = " ".join(str(word) for word in (kind, message) if word)
+    words = " ".join(filter(None, read_error(row.span)))
     return one_line(f"{who}: {words or 'failed'}", _LONGEST)
 
 

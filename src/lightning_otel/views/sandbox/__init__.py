@@ -134,7 +134,10 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=config.read_environment("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ"),
+            env={
+                **config.read_environment("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ"),
+                config.PRICES.name: config.PRICES.read() and os.path.abspath(config.PRICES.read()),
+            },
             start_new_session=True,
         )
         package = str(Path(lightning_otel.__file__).parents[1])
