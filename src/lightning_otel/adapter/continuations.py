@@ -34,8 +34,6 @@ _ANSWERED: Final = (
 )  # fmt: skip
 Reference = tuple[str, str]
 """The attribute that names something on the server where it is recorded, and its id."""
-References = tuple[set[Reference], set[Reference]]
-"""What spans refer to, and what of it is told by them in full."""
 
 
 def goes_on(span: Span) -> bool:
@@ -52,8 +50,8 @@ def is_source(span: Span) -> bool:
     )  # fmt: skip
 
 
-def find_references(spans: Iterable[Span]) -> References:
-    """Return what spans refer to, and what they tell."""
+def find_references(spans: Iterable[Span]) -> tuple[set[Reference], set[Reference]]:
+    """Return what spans refer to, and what of it is told by them in full."""
     asked, known = set[Reference](), set[Reference]()
     for span in spans:
         attributes = span.attributes

@@ -270,10 +270,9 @@ class TripletAdapter:
         self, key: AttemptKey, own: Sequence[Span], repeated: Sequence[Span],
         answers: Answers | None, *, is_complete: bool,
     ) -> Adaptation:  # fmt: skip
-        credit = self.credit
-        is_usual = not callable(credit) and self.compose is advantages.primary
-        if is_complete and is_usual and not repeated:
-            found = adapt_linear(key, own, self.comparison(), credit, self.gamma)
+        is_usual = self.compose is advantages.primary and not repeated
+        if is_complete and is_usual and isinstance(self.credit, str):
+            found = adapt_linear(key, own, self.comparison(), self.credit, self.gamma)
             if found is not None:
                 return found
         from lightning_otel.adapter.assembly import Assembly

@@ -291,7 +291,6 @@ class Store(SpanStore):
         return (explain(wanted.spans(spans)) for spans in read_batches(source, wanted, con))
 
     def _has_facts(self, query: "TransitionQuery") -> bool:
-        """Return whether facts answer a query."""
         from lightning_otel.dataset.facts import can_answer
 
         if self.layout is None or not can_answer(query):

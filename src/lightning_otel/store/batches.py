@@ -196,7 +196,7 @@ def read_origins(
     origins: list[Span] = []
     seen: set[str] = set()
     while missing := asked - known:
-        known |= missing
+        known = known | missing
         # With all of their traces: a conversation is not looked up answer by answer.
         traces = _find_traces(reader, missing) - seen
         if not traces:

@@ -40,7 +40,7 @@ from lightning_otel.types import conventions as c
 if TYPE_CHECKING:
     import duckdb
 
-    from lightning_otel.adapter.continuations import References
+    from lightning_otel.adapter.continuations import Reference
 
 log = logging.getLogger(__name__)
 
@@ -157,8 +157,6 @@ def has_unwritten_facts(con: "duckdb.DuckDBPyConnection") -> bool:
 
 
 class _Renewal:
-    """Computes the facts of stale rollouts, and keeps them."""
-
     def __init__(self, reader: SpanReader, folder: Path, mark: bytes, paths: list[Path]) -> None:
         self._reader, self._con = reader, reader.con
         self._folder, self._mark, self._paths = folder, mark, paths
@@ -214,9 +212,8 @@ class _Renewal:
                 done.update(selection.rollout_ids)
                 log.info("facts of %d of %d rollouts computed", len(done), len(known))
         # All that these rollouts hold belongs to others.
-        empty = [rollout_id for rollout_id in known if rollout_id not in done]
-        for start in range(0, len(empty), _AT_ONCE):
-            self._add_rows((), empty[start : start + _AT_ONCE], dependencies)
+        if empty := [rollout_id for rollout_id in known if rollout_id not in done]:
+            self._add_rows((), empty, dependencies)
 
     def _add_rows(
         self,
@@ -227,14 +224,13 @@ class _Renewal:
         """Add the rows of whole rollouts to those in memory, and make a file of these if many."""
         from lightning_otel.adapter import TripletAdapter
         from lightning_otel.adapter.attempts import AttemptKey
+        from lightning_otel.adapter.continuations import find_references
         from lightning_otel.store.fact_rows import make_rows
 
         keys = self._con.execute(_FINGERPRINTS, [list(rollouts)]).fetchall()
         fingerprints = {AttemptKey(*key): fingerprint for *key, fingerprint in keys}
         spans = list(map(build_span, records))
-        references = _find_references(spans)
-        asked = {name for names, _ in references.values() for name in names}
-        known = {name for _, names in references.values() for name in names}
+        asked, known = find_references(spans)
         visible = {
             (record["trace_id"], record["span_id"])
             for record in records
@@ -249,7 +245,7 @@ class _Renewal:
                 for rollout_id in rollouts
                 for name in dependencies.get(rollout_id, ())
             ),
-            *_list_shared(references),
+            *_list_references(spans, asked, known),
         ]
         # To read an empty column costs as much as one with a value.
         lines = [
@@ -263,13 +259,14 @@ class _Renewal:
 
     def _keep(self) -> None:
         """Make a file of the rows in memory; where that fails, they stay there."""
-        if not self._is_unwritten:
-            path = keep_facts(self._con, self._folder, self._mark, is_whole=False)
-            self._is_unwritten = path is None
-            if path is not None:
-                remove_replaced(self._folder)
-                self._paths.append(path)
-                self._con.execute(_FRESH)
+        if self._is_unwritten:
+            return
+        path = keep_facts(self._con, self._folder, self._mark, is_whole=False)
+        self._is_unwritten = path is None
+        if path is not None:
+            remove_replaced(self._folder)
+            self._paths.append(path)
+            self._con.execute(_FRESH)
 
     def _define(self) -> None:
         query = files_sql(self._paths)
@@ -294,19 +291,19 @@ def _find_dependencies(placements: Iterable[Placement]) -> dict[str, set[str]]:
     return names
 
 
-def _find_references(spans: Iterable[Span]) -> "dict[str, References]":
-    """Return what each rollout refers to on a server, and what it tells of it."""
+def _list_references(
+    spans: Iterable[Span], asked: "set[Reference]", known: "set[Reference]"
+) -> Iterator[Mapping[str, Any]]:
+    """Yield what rollouts refer to on a server, and what they tell of it that others ask for."""
     from lightning_otel.adapter.continuations import find_references
 
-    by_rollout: defaultdict[str, list[Span]] = defaultdict(list)
+    if not asked and all(key == c.RESPONSE_ID for key, _ in known):
+        return
+    by_rollout: dict[str, list[Span]] = {}
     for span in spans:
-        by_rollout[span.rollout_id].append(span)
-    return {rollout_id: find_references(members) for rollout_id, members in by_rollout.items()}
-
-
-def _list_shared(references: "Mapping[str, References]") -> Iterator[Mapping[str, Any]]:
-    """Yield what rollouts refer to on a server, and what they tell of it that others ask for."""
-    for rollout_id, (asked, known) in references.items():
+        by_rollout.setdefault(span.rollout_id, []).append(span)
+    for rollout_id, members in by_rollout.items():
+        asked, known = find_references(members)
         for key, name in asked | known:
             is_response = key == c.RESPONSE_ID
             if not is_response or (key, name) not in known:
