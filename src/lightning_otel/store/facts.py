@@ -150,15 +150,15 @@ def files_sql(paths: Sequence[Path]) -> str:
     """Return a query for the facts of some files."""
     if not paths:
         return f"SELECT {NO_FACTS} LIMIT 0"
-    first, newer = (
-        f"read_parquet({quote_paths(some)}, filename=true)" for some in (paths[:1], paths[1:])
+    base, updates = (
+        f"read_parquet({quote_paths(group)}, filename=true)" for group in (paths[:1], paths[1:])
     )
-    query = facts_sql(first, is_one=True)
+    query = facts_sql(base, is_one=True)
     if len(paths) == 1:
         return query
     # Newer files are small: what of the first one counts is told by them alone.
-    renewed = f"SELECT rollout_id FROM {newer} WHERE kind = 'attempt'"
-    rest = facts_sql(newer, is_one=len(paths) == 2)
+    renewed = f"SELECT rollout_id FROM {updates} WHERE kind = 'attempt'"
+    rest = facts_sql(updates, is_one=len(paths) == 2)
     return f"FROM ({query}) ANTI JOIN ({renewed}) USING (rollout_id) UNION ALL {rest}"
 
 
