@@ -218,6 +218,20 @@ def test_no_step_begins_before_the_one_it_follows_ended(spans: list[Span]) -> No
 
 
 @tried
+@given(anything, rules)
+def test_attempts_walked_and_put_together_are_the_same(
+    spans: list[Span], rule: Credit | CreditRule
+) -> None:
+    """A composition of one's own, which takes the longer way, changes nothing if it is the rule."""
+    walked = TripletAdapter(credit=rule).explain(spans)
+    assembled = TripletAdapter(credit=rule, compose=lambda named: next(iter(named.values())))
+
+    found = assembled.explain(spans)
+    assert found.credited == walked.credited
+    assert steps_of(found) == steps_of(walked)
+
+
+@tried
 @given(anything, adapters)
 def test_every_reward_went_somewhere_or_has_a_reason(
     spans: list[Span], adapter: TripletAdapter

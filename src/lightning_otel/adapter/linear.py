@@ -29,6 +29,7 @@ from lightning_otel.adapter.rewards import (
 from lightning_otel.adapter.tokens import NO_IDS, notes_of
 from lightning_otel.types import (
     Call,
+    Credit,
     Credited,
     Dropped,
     Report,
@@ -160,7 +161,7 @@ class Adaptation(NamedTuple):
 
 
 def adapt_linear(
-    key: AttemptKey, given: Iterable[Span], how: Advantage | None
+    key: AttemptKey, given: Iterable[Span], how: Advantage | None, credit: Credit, gamma: float
 ) -> Adaptation | None:
     """Adapt an attempt by the usual rules; None if it is not linear."""
     spans, starts, ends, is_counted = order_by_time(list(given))
@@ -191,6 +192,8 @@ def adapt_linear(
     found = walk(rows, take_call)
     if found is None or len({*found.agents, ""}) > 2 or (found.dropped and not calls):
         return None
+    if credit != "previous" and not _is_judged_once(rows, found):
+        return None
     trajectories = []
     moved: dict[int, int] = {}
     for agent, own in found.calls.items():
@@ -208,15 +211,24 @@ def adapt_linear(
             for name, run in groupby(zip(own, names, strict=True), _SECOND)
         ]
         main = max([run for _, run in runs], key=len)
-        if len(runs) > 1 and not _move_outcome(spans, rows, found, main[-1], moved):
+        if len(runs) > 1 and (
+            credit != "previous" or not _move_outcome(spans, rows, found, main[-1], moved)
+        ):
             return None
+        if credit == "step":
+            for named in [*found.rewards.values()]:
+                found.rewards.update({position: dict(named) for position in own})
+        if credit == "discounted":
+            from lightning_otel.adapter.credit import discount_rewards
         begun = set[object]()
         for branch, (name, run) in enumerate(runs):
             steps = []
+            named_rewards = [found.rewards.get(position, {}) for position in run]
+            values = [next(iter(named.values()), None) for named in named_rewards]
+            if credit == "discounted":
+                values = discount_rewards(values, range(-1, len(run) - 1), gamma)
             for step, (position, after) in enumerate(zip_longest(run, run[1:])):
-                named, worth = found.rewards.get(position, {}), None
-                if named:
-                    worth = next(iter(named.values()))
+                named, worth = named_rewards[step], values[step]
                 following = None if after is None else calls[after].observation
                 steps.append(
                     make_transition(
@@ -239,14 +251,17 @@ def adapt_linear(
         rewards_placed=len(found.placed),
         dropped=tuple(dropped),
     )
+    judged = {at: [moved.get(at, call)] for at, call in found.placed}
+    if credit == "step":
+        judged = {at: own for at in judged for own in found.calls.values()}
     credited = [
         Credited(
             spans[at].span_id,
             spans[at].trace_id,
-            (spans[moved.get(at, call)].span_id,),
-            OUTCOME if at in moved else "previous",
+            tuple([spans[position].span_id for position in own]),
+            OUTCOME if at in moved else "previous" if credit == "discounted" else credit,
         )
-        for at, call in found.placed
+        for at, own in judged.items()
     ]
     start_ns = min(span.start_ns for span in spans)
     group_id = "" if how is None else group_of(spans, how.group_by)
@@ -319,6 +334,21 @@ def _make_rows(
         rows.append((span.span_id, parent_id, start, max(start, end), agent, kind, rewards))
     # Records of several makes may be one request, and a call without a parent within an agent.
     return None if len(makes) > 1 or not (is_rooted or hosts <= makes) else rows
+
+
+def _is_judged_once(rows: Sequence[Row], found: Linear) -> bool:
+    """Return whether one agent made all calls, and at most one reward follows, for all of them."""
+    if len(found.calls) > 1 or found.dropped or len(found.placed) > 1:
+        return False
+    return all(
+        own[-1] < at
+        and (
+            rows[at][_PARENT] is None
+            or (rows[at][_PARENT] == rows[0][_ID] and all(row[_PARENT] for row in rows[1:at]))
+        )
+        for at, _ in found.placed
+        for own in found.calls.values()
+    )
 
 
 def _move_outcome(

@@ -247,9 +247,9 @@ class TripletAdapter:
         self, key: AttemptKey, own: Sequence[Span], repeated: Sequence[Span],
         answers: Answers | None, *, is_complete: bool,
     ) -> Adaptation:  # fmt: skip
-        is_usual = self.credit == "previous" and self.compose is advantages.primary
-        if is_complete and is_usual and not repeated:
-            found = adapt_linear(key, own, self.comparison())
+        is_usual = self.compose is advantages.primary and not repeated
+        if is_complete and is_usual and isinstance(self.credit, str):
+            found = adapt_linear(key, own, self.comparison(), self.credit, self.gamma)
             if found is not None:
                 return found
         from lightning_otel.adapter.assembly import Assembly

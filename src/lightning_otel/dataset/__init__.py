@@ -7,7 +7,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from lightning_otel.store import SpanStore
-from lightning_otel.store.layout import is_settling_due
 from lightning_otel.types.values import check_names, check_types
 
 if TYPE_CHECKING:
@@ -260,6 +259,7 @@ class Store(SpanStore):
 
     def _adapt(self, query: "TransitionQuery") -> "Iterator[Adaptation]":
         from lightning_otel.adapter import TripletAdapter
+        from lightning_otel.adapter.continuations import find_references
         from lightning_otel.dataset.batches import (
             connect_with_moved,
             list_incomplete,
@@ -267,7 +267,6 @@ class Store(SpanStore):
         )
         from lightning_otel.store.batches import read_origins
 
-        self._settle_if_worthwhile()
         adapter, wanted, include_incomplete = query
         source = self.source.at_moment()
         con = connect_with_moved(source)
@@ -286,33 +285,18 @@ class Store(SpanStore):
             if not isinstance(adapter, TripletAdapter):
                 return adapter.explain(batch, incomplete=out)
             spans = list(batch)
-            origins = read_origins(reader, spans)
+            origins = read_origins(reader, *find_references(spans))
             return adapter.explain(spans, incomplete=out, origins=origins, **told)
 
         return (explain(wanted.spans(spans)) for spans in read_batches(source, wanted, con))
 
     def _has_facts(self, query: "TransitionQuery") -> bool:
-        """Return whether facts answer a query; the store is settled then."""
         from lightning_otel.dataset.facts import can_answer
 
         if self.layout is None or not can_answer(query):
             return False
         self.layout.require()
-        self._settle_if_worthwhile()
         return True
-
-    def _settle_if_worthwhile(self) -> None:
-        from lightning_otel.store.recovery import ensure_manifest
-        from lightning_otel.store.template import ensure_catalogue
-
-        if self.layout is not None and self.layout.exists():
-            ensure_manifest(self.layout)
-            ensure_catalogue(self.layout)
-            # A few small segments read as fast where they are.
-            if is_settling_due(self.layout.list_unsettled(self.layout.read_manifest())):
-                from lightning_otel.store.settle import settle_for_reader
-
-                settle_for_reader(self.layout)
 
 
 def _split_options(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lightning_otel.store.schema import NARROW_COLUMNS, build_span
+from lightning_otel.store.schema import NARROW_COLUMNS, SPAN_COLUMNS, build_span
 from lightning_otel.store.selection import Selection
 from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
 from lightning_otel.store.views import IS_BARE_REWARD
@@ -161,7 +161,8 @@ def make_selections(
     """
     query = _BATCHES.format(size=BATCH_SPANS, where=where, having=having)
     for ids, low, high in con.execute(query, list(values)).fetchall():
-        yield adjust_selection(con, Selection(rollout_ids=ids, since_ns=low, until_ns=high))
+        selection = Selection(rollout_ids=ids, since_ns=low, until_ns=high, columns=SPAN_COLUMNS)
+        yield adjust_selection(con, selection)
 
 
 def adjust_selection(con: "Con", selection: Selection) -> Selection:
@@ -186,15 +187,16 @@ def adjust_selection(con: "Con", selection: Selection) -> Selection:
     return replace(selection, also=also)
 
 
-def read_origins(reader: SpanReader, spans: Sequence[Span]) -> list[Span]:
-    """Return the spans of other rollouts that some of these refer to, by ids of the server's."""
+def read_origins(
+    reader: SpanReader, asked: "set[Reference]", known: "set[Reference]"
+) -> list[Span]:
+    """Return the spans that tell what others refer to, by ids of the server's, and do not tell."""
     from lightning_otel.adapter.continuations import find_references, is_source
 
     origins: list[Span] = []
     seen: set[str] = set()
-    asked, known = find_references(spans)
     while missing := asked - known:
-        known |= missing
+        known = known | missing
         # With all of their traces: a conversation is not looked up answer by answer.
         traces = _find_traces(reader, missing) - seen
         if not traces:

@@ -186,7 +186,7 @@ class _Attempt:
 
     def _swap_hidden(self) -> None:
         """Have a record that the columns show stand for one within it that they do not."""
-        for key, span in self._by_key.items():
+        for key, span in self._by_key.items() if self._dropped else ():
             if is_call(span) and key not in self._visible and key not in self._dropped:
                 above = span.trace_id, span.parent_span_id or _NO_PARENT
                 if above in self._visible and above in self._dropped:

@@ -154,8 +154,16 @@ def files_sql(paths: Sequence[Path]) -> str:
     """Return a query for the facts of some files."""
     if not paths:
         return f"SELECT {NO_FACTS} LIMIT 0"
-    source = f"read_parquet({quote_paths(paths)}, filename=true)"
-    return facts_sql(source, is_one=len(paths) == 1)
+    base, updates = (
+        f"read_parquet({quote_paths(group)}, filename=true)" for group in (paths[:1], paths[1:])
+    )
+    query = facts_sql(base, is_one=True)
+    if len(paths) == 1:
+        return query
+    # Newer files are small: what of the first one counts is told by them alone.
+    renewed = f"SELECT rollout_id FROM {updates} WHERE kind = 'attempt'"
+    rest = facts_sql(updates, is_one=len(paths) == 2)
+    return f"FROM ({query}) ANTI JOIN ({renewed}) USING (rollout_id) UNION ALL {rest}"
 
 
 def keep_facts(
@@ -178,13 +186,16 @@ def keep_facts(
     draft = folder / f"{_DRAFT}{os.getpid()}-{os.urandom(4).hex()}"
     try:
         make_private(folder)
-        rows = (
-            "SELECT * FROM facts SEMI JOIN reading.attempts USING (rollout_id)"
-            if is_whole
-            else "FROM reading.fresh"
-        )
+        rows = "FROM reading.fresh ORDER BY kind, start_ns"
+        if is_whole:  # not sorted anew: that takes a kilobyte of memory a row
+            kinds = con.execute("SELECT DISTINCT kind FROM facts ORDER BY 1").fetchall()
+            rows = " UNION ALL ".join(
+                "SELECT * FROM facts SEMI JOIN reading.attempts USING (rollout_id) "
+                f"WHERE kind = {quote_text(kind)}"
+                for (kind,) in kinds
+            )
         con.execute(
-            f"COPY ({rows} ORDER BY kind, start_ns) TO {quote_text(str(draft))} "
+            f"COPY ({rows}) TO {quote_text(str(draft))} "
             "(FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)"
         )
         checksum = zlib.crc32(draft.read_bytes())

@@ -40,6 +40,8 @@ from lightning_otel.types import conventions as c
 if TYPE_CHECKING:
     import duckdb
 
+    from lightning_otel.adapter.continuations import Reference
+
 log = logging.getLogger(__name__)
 
 _MOST_ROWS: Final = 200_000
@@ -50,28 +52,40 @@ _ADD: Final = f"""
 INSERT INTO reading.fresh SELECT unnest(row) FROM (
   SELECT json_transform(line::JSON, {quote_text(json.dumps(FACT_COLUMNS))}) AS row
   FROM (SELECT unnest($1::VARCHAR[]) AS line))"""
+_LARGE: Final = 5_000
+"""Spans of an attempt that is not computed anew, while it runs, until it has grown by an eighth."""
+_GROWING: Final = f"""
+CREATE OR REPLACE TABLE reading.growing AS
+SELECT rollout_id, attempt_id, facts.fingerprint FROM attempts
+JOIN (FROM facts WHERE kind = 'attempt') AS facts USING (rollout_id, attempt_id)
+WHERE status = 'running' AND attempts.spans BETWEEN {_LARGE} AND facts.spans * 9 // 8
+  AND coalesce(judged_ns, 0) <= facts.end_ns AND attempts.fingerprint <> facts.fingerprint"""
+_SHOW_GROWING: Final = """
+UPDATE reading.attempts SET fingerprint = growing.fingerprint, is_current = false
+FROM reading.growing AS growing
+WHERE (growing.rollout_id, growing.attempt_id) = (attempts.rollout_id, attempts.attempt_id)
+  AND growing.fingerprint IN (SELECT fingerprint FROM facts WHERE kind = 'attempt')"""
 _CHANGED: Final = """
-SELECT DISTINCT rollout_id FROM attempts ANTI JOIN
-  (FROM facts WHERE kind = 'attempt') USING (rollout_id, attempt_id, fingerprint)
+SELECT DISTINCT rollout_id FROM attempts ANTI JOIN reading.growing USING (rollout_id, attempt_id)
+ANTI JOIN (FROM facts WHERE kind = 'attempt') USING (rollout_id, attempt_id, fingerprint)
 UNION
 SELECT DISTINCT rollout_id FROM (FROM facts WHERE kind = 'attempt') AS facts ANTI JOIN attempts
   USING (rollout_id, attempt_id)"""
-_IS_STALE: Final = f"{ROLLOUT} IN (FROM reading.stale)"
-_DEPENDENT: Final = f"""
+_BOUNDS: Final = """
+SELECT min(start_ns), max(end_ns) FROM attempts WHERE rollout_id IN (FROM reading.stale)"""
+_DEPENDENT: Final = """
 SELECT DISTINCT rollout_id FROM facts WHERE kind = 'dependency' AND name IS NULL
   AND rollout_id NOT IN (FROM reading.stale) AND dependency IN (
     FROM reading.stale
-    UNION ALL SELECT span_id FROM spans WHERE {_IS_STALE}
-    UNION ALL SELECT response_id FROM spans WHERE response_id IS NOT NULL AND {_IS_STALE})"""
-_EMPTY: Final = f"""
-SELECT rollout FROM reading.stale WHERE rollout IN (SELECT rollout_id FROM attempts)
-  AND rollout NOT IN (SELECT {ROLLOUT} FROM spans ANTI JOIN moved USING (trace_id, span_id)
-    WHERE {_IS_STALE})"""
+    UNION ALL SELECT unnest([span_id, response_id]) FROM spans WHERE {is_stale})"""
+_KNOWN: Final = "FROM reading.stale SEMI JOIN attempts ON rollout = rollout_id"
 _FINGERPRINTS: Final = """
 SELECT rollout_id, attempt_id, fingerprint FROM attempts
 WHERE rollout_id IN (SELECT unnest(?))"""
 _RENEWED: Final = "SELECT rollout_id FROM reading.fresh WHERE kind = 'attempt'"
-_GONE: Final = "SELECT rollout_id FROM facts ANTI JOIN attempts USING (rollout_id) LIMIT 1"
+_GONE: Final = """
+SELECT rollout_id FROM (FROM facts WHERE kind = 'attempt') ANTI JOIN attempts USING (rollout_id)
+LIMIT 1"""
 _SHARING: Final = """
 SELECT DISTINCT rollout_id FROM facts WHERE kind = 'dependency' AND name IS NOT NULL
   AND rollout_id NOT IN (FROM reading.stale)
@@ -103,11 +117,15 @@ def renew_facts(
     con.execute("CREATE OR REPLACE VIEW attempts AS FROM reading.attempts")
     paths = list_facts(folder)
     con.execute(f"CREATE OR REPLACE VIEW facts AS {files_sql(paths)}")
-    stale = _list_values(con, _CHANGED) if may_compute else []
+    if not may_compute:
+        return
+    con.execute(_GROWING)
+    stale = _list_values(con, _CHANGED)
     if page is not None and len(stale) > _AT_ONCE:
         stale = _choose_stale(con, stale, page)
     if stale:
         _Renewal(reader, folder, mark, paths).run(stale)
+    con.execute(_SHOW_GROWING)
 
 
 def _choose_stale(
@@ -119,11 +137,18 @@ def _choose_stale(
     con.execute("CREATE OR REPLACE TABLE reading.stale AS SELECT unnest(?) AS rollout", [stale])
     chosen.update(
         place.own_rollout
-        for place in place_rewards(con, _IS_STALE)
+        for place in place_rewards(con, _stale_sql(con))
         if place.target_rollout in chosen
     )
     chosen.update(_list_values(con, "FROM reading.stale EXCEPT SELECT rollout_id FROM attempts"))
     return [rollout_id for rollout_id in stale if rollout_id in chosen]
+
+
+def _stale_sql(con: "duckdb.DuckDBPyConnection") -> str:
+    """Return the condition that a span is of a stale rollout; by time most others are not read."""
+    ((low, high),) = con.execute(_BOUNDS).fetchall()
+    times = "false" if low is None else f"start_ns BETWEEN {low} AND {high}"
+    return f"{times} AND {ROLLOUT} IN (FROM reading.stale)"
 
 
 def has_unwritten_facts(con: "duckdb.DuckDBPyConnection") -> bool:
@@ -132,8 +157,6 @@ def has_unwritten_facts(con: "duckdb.DuckDBPyConnection") -> bool:
 
 
 class _Renewal:
-    """Computes the facts of stale rollouts, and keeps them."""
-
     def __init__(self, reader: SpanReader, folder: Path, mark: bytes, paths: list[Path]) -> None:
         self._reader, self._con = reader, reader.con
         self._folder, self._mark, self._paths = folder, mark, paths
@@ -166,11 +189,12 @@ class _Renewal:
         con, placements = self._con, list[Placement]()
         while rollouts:
             con.execute("INSERT INTO reading.stale SELECT unnest(?)", [list(rollouts)])
-            placements = place_rewards(con, _IS_STALE)
+            is_stale = _stale_sql(con)
+            placements = place_rewards(con, is_stale)
             named = {place.target_rollout for place in placements}
             named.difference_update(_list_values(con, "FROM reading.stale"))
             if has_facts:
-                named.update(_list_values(con, _DEPENDENT))
+                named.update(_list_values(con, _DEPENDENT.format(is_stale=is_stale)))
             rollouts = sorted(named)
         return placements
 
@@ -180,17 +204,16 @@ class _Renewal:
         con = self._con
         create_moved_table(con, placements)
         dependencies = _find_dependencies(placements)
-        done, total = 0, len(_list_values(con, "FROM reading.stale"))
+        known, done = _list_values(con, _KNOWN), set[str]()
         with gc_paused():
-            for selection in make_selections(con, _IS_STALE):
+            for selection in make_selections(con, _stale_sql(con)):
                 records = list(self._reader.fetch(selection))
                 self._add_rows(records, selection.rollout_ids, dependencies)
-                done += len(selection.rollout_ids)
-                log.info("facts of %d of %d rollouts computed", done, total)
+                done.update(selection.rollout_ids)
+                log.info("facts of %d of %d rollouts computed", len(done), len(known))
         # All that these rollouts hold belongs to others.
-        empty = _list_values(con, _EMPTY)
-        for start in range(0, len(empty), _AT_ONCE):
-            self._add_rows((), empty[start : start + _AT_ONCE], dependencies)
+        if empty := [rollout_id for rollout_id in known if rollout_id not in done]:
+            self._add_rows((), empty, dependencies)
 
     def _add_rows(
         self,
@@ -201,17 +224,20 @@ class _Renewal:
         """Add the rows of whole rollouts to those in memory, and make a file of these if many."""
         from lightning_otel.adapter import TripletAdapter
         from lightning_otel.adapter.attempts import AttemptKey
+        from lightning_otel.adapter.continuations import find_references
         from lightning_otel.store.fact_rows import make_rows
 
         keys = self._con.execute(_FINGERPRINTS, [list(rollouts)]).fetchall()
         fingerprints = {AttemptKey(*key): fingerprint for *key, fingerprint in keys}
         spans = list(map(build_span, records))
+        asked, known = find_references(spans)
         visible = {
             (record["trace_id"], record["span_id"])
             for record in records
             if record["operation"] in c.CALL_OPERATIONS
         }
-        explained = TripletAdapter().explain(spans, origins=read_origins(self._reader, spans))
+        origins = read_origins(self._reader, asked, known)
+        explained = TripletAdapter().explain(spans, origins=origins)
         rows = [
             *make_rows(explained, spans, fingerprints, visible),
             *(
@@ -219,22 +245,28 @@ class _Renewal:
                 for rollout_id in rollouts
                 for name in dependencies.get(rollout_id, ())
             ),
-            *_list_references(spans),
+            *_list_references(spans, asked, known),
         ]
-        self._con.execute(_ADD, [[json_line(row).decode() for row in rows]])
+        # To read an empty column costs as much as one with a value.
+        lines = [
+            json_line({name: value for name, value in row.items() if value is not None}).decode()
+            for row in rows
+        ]
+        self._con.execute(_ADD, [lines])
         ((count,),) = self._con.execute("SELECT count(*) FROM reading.fresh").fetchall()
         if count > _MOST_ROWS:
             self._keep()
 
     def _keep(self) -> None:
         """Make a file of the rows in memory; where that fails, they stay there."""
-        if not self._is_unwritten:
-            path = keep_facts(self._con, self._folder, self._mark, is_whole=False)
-            self._is_unwritten = path is None
-            if path is not None:
-                remove_replaced(self._folder)
-                self._paths.append(path)
-                self._con.execute(_FRESH)
+        if self._is_unwritten:
+            return
+        path = keep_facts(self._con, self._folder, self._mark, is_whole=False)
+        self._is_unwritten = path is None
+        if path is not None:
+            remove_replaced(self._folder)
+            self._paths.append(path)
+            self._con.execute(_FRESH)
 
     def _define(self) -> None:
         query = files_sql(self._paths)
@@ -259,11 +291,12 @@ def _find_dependencies(placements: Iterable[Placement]) -> dict[str, set[str]]:
     return names
 
 
-def _list_references(spans: Iterable[Span]) -> Iterator[Mapping[str, Any]]:
+def _list_references(
+    spans: Iterable[Span], asked: "set[Reference]", known: "set[Reference]"
+) -> Iterator[Mapping[str, Any]]:
     """Yield what rollouts refer to on a server, and what they tell of it that others ask for."""
     from lightning_otel.adapter.continuations import find_references
 
-    asked, known = find_references(spans)
     if not asked and all(key == c.RESPONSE_ID for key, _ in known):
         return
     by_rollout: dict[str, list[Span]] = {}

@@ -61,6 +61,13 @@ WIDE_COLUMNS: Final = {
 COLUMNS: Final = {**NARROW_COLUMNS, **WIDE_COLUMNS}
 """Every column of the ``spans`` view and its type, in order."""
 
+SPAN_COLUMNS: Final = tuple(
+    name
+    for name in COLUMNS
+    if name not in ("agent", "provider", "model", "response_id", "input_tokens", "output_tokens",
+                    "rollout_id", "attempt_id", "reward")
+)  # fmt: skip
+"""The columns that a span is built of, and ``operation``; the others repeat its attributes."""
 _HOT_TEXTS: Final = (
     c.OPERATION, c.AGENT_NAME, c.PROVIDER, c.RESPONSE_ID, c.RESPONSE_MODEL, c.REQUEST_MODEL,
     c.ROLLOUT_ID, c.ATTEMPT_ID,

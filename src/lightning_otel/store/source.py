@@ -17,8 +17,8 @@ from lightning_otel.store.files import escape_glob
 from lightning_otel.store.layout import (
     EMPTY_FACTS,
     MEMORY,
-    WORTHWHILE_SEGMENTS,
     Layout,
+    is_settling_due,
     now_us,
     read_facts_mark,
 )
@@ -211,16 +211,16 @@ class LocalSource(SpanSource):
 
 
 def prepare(layout: Layout) -> None:
-    """Restore the manifest, update the catalogue, exclude damage; settle many segments."""
+    """Restore the manifest, update the catalogue, exclude damage; settle many closed segments."""
     layout.require()
     writer = writers_by_catalogue.get(layout.catalogue)
     if writer is not None:
         writer.flush()  # what this process recorded is found, however slow the disk
     ensure_manifest(layout)
     ensure_catalogue(layout)
-    waiting = layout.list_unsettled(layout.read_manifest())
     # To open thousands of segments takes longer than to read them, each time.
-    if len(waiting) >= WORTHWHILE_SEGMENTS and settle_for_reader(layout, 1).segments:
+    is_due = is_settling_due(layout.list_unsettled(layout.read_manifest()))
+    if is_due and settle_for_reader(layout).segments:
         wait_until_visible(layout)
     exclude_damage(layout)
 

@@ -49,7 +49,7 @@ SELECT {ROLLOUT} AS rollout_id, coalesce(attempt_id, '1') AS attempt_id,
   hash({ROLLOUT}, coalesce(attempt_id, '1'), count(*), {FACTS_VERSION},
     bit_xor(hash(trace_id, span_id, {_IS_OPEN}))) AS fingerprint,
   {_STATUS} AS status, min(start_ns) AS start_ns, max(coalesce(end_ns, start_ns)) AS end_ns,
-  count(*) AS spans,
+  count(*) AS spans, max(start_ns) FILTER ({IS_ANNOTATION}) AS judged_ns, true AS is_current,
   -- What holds nothing but rewards waits for what these judge.
   NOT bool_and({IS_BARE_REWARD} AND name = {quote_text(c.SPAN_ANNOTATION)}) AS is_attempt
 FROM spans GROUP BY 1, 2"""
@@ -95,8 +95,9 @@ SELECT attempts.rollout_id, attempts.attempt_id, attempts.status,
   coalesce(facts.spans, attempts.spans) AS spans, traces, calls,
   reward_spans - retracted AS rewards, reward,
   input_tokens, output_tokens, agents, task,
-  facts.fingerprint IS NOT NULL AS is_current, steps, rewarded, rewards AS named_rewards, models,
-  cached_tokens, error_type, error_message, resources, mode, task_id, group_id, cost
+  facts.fingerprint IS NOT NULL AND attempts.is_current AS is_current, steps, rewarded,
+  rewards AS named_rewards, models, cached_tokens, error_type, error_message, resources, mode,
+  task_id, group_id, cost
 FROM attempts LEFT JOIN (FROM facts WHERE kind = 'attempt') AS facts
   USING (rollout_id, attempt_id, fingerprint)
 LEFT JOIN (
