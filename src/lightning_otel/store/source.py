@@ -211,7 +211,7 @@ class LocalSource(SpanSource):
 
 
 def prepare(layout: Layout) -> None:
-    """Restore the manifest, update the catalogue, exclude damage; settle many closed segments."""
+    """Restore the manifest, update the catalogue, exclude damage; settle a batch of segments."""
     layout.require()
     writer = writers_by_catalogue.get(layout.catalogue)
     if writer is not None:
@@ -220,7 +220,7 @@ def prepare(layout: Layout) -> None:
     ensure_catalogue(layout)
     # To open thousands of segments takes longer than to read them, each time.
     is_due = is_settling_due(layout.list_unsettled(layout.read_manifest()))
-    if is_due and settle_for_reader(layout).segments:
+    if is_due and settle_for_reader(layout, 1).segments:
         wait_until_visible(layout)
     exclude_damage(layout)
 
