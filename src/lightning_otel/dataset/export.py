@@ -87,7 +87,8 @@ def export(
             left_out(left)
 
     made = rows(read, name, wanted=wanted, left_out=note, options=options)
-    count = save_rows(made, place, kind, formats.get(name).columns)
+    format_ = formats.get(name)
+    count = save_rows(made, place, kind, format_.choose_columns(format_.columns, options))
     told = reasons.most_common()
     return Exported(
         format=name,
