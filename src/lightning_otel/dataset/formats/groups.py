@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from lightning_otel.adapter.histories import number_calls
 from lightning_otel.dataset.formats.chat import has_messages
 from lightning_otel.dataset.formats.format import (
     NO_MESSAGES,
@@ -46,8 +47,10 @@ def group_of(trajectory: Trajectory) -> str:
 
 
 def prompt_key(step: Transition) -> str:
-    """Return a hash of the agent and its prompt: token ids, else messages and tools."""
-    prompt: list[Any] = list(step.prompt_ids) or [step.observation, step.tools]
+    """Return a hash of the agent and its state: messages and tools, else the prompt's token ids."""
+    prompt: list[Any] = [number_calls(step.observation), step.tools]
+    if not step.observation:
+        prompt = list(step.prompt_ids)
     try:
         text = orjson.dumps([step.agent, prompt], option=orjson.OPT_SORT_KEYS)
     except (TypeError, ValueError):  # an integer beyond 64 bits, or much nesting
@@ -105,8 +108,11 @@ def pair_rows(
     """Yield a row for each pair of answers to a prompt: the best with the worst, and so inwards.
 
     An answer is in one pair at most, so that none outvotes the others. Prompts are the same if
-    their token ids are, or where there are none their messages and tools. The trajectories come
-    group by group; the better answer must have earned more by the gap, and more in any case.
+    their messages and tools are, since these are what is trained: calls by number, not by id. The
+    trajectories come group by group; the better answer must have earned more by the gap, and more
+    in any case.
+
+    Source: equal states as groups, Feng et al., GiGPO, arXiv 2505.10978, section 4.
     """
     for _, group in groupby(trajectories, group_of):
         by_prompt: dict[str, list[Transition]] = {}
