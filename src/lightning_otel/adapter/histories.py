@@ -3,12 +3,14 @@
 Belongs here: what messages alone say. Neither time nor the tree is known here.
 """
 
+import hashlib
+import json
 from array import array
 from collections.abc import Container, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from lightning_otel.types import Call, Message
+from lightning_otel.types import Call, Message, Transition
 from lightning_otel.types.values import parse_json
 
 _MAX_DEPTH: Final = 20
@@ -146,7 +148,16 @@ def _drop_id(part: Mapping[str, Any]) -> Mapping[str, Any]:
     return steady
 
 
-def number_calls(messages: Iterable[Message]) -> list[Any]:
+def state_key(step: Transition) -> str:
+    """Return a hash of an agent and its state: messages and tools, else the prompt's token ids."""
+    state = [step.agent, list(step.prompt_ids)]
+    if step.observation:
+        state = [step.agent, _number_calls(step.observation), step.tools]
+    text = json.dumps(state, sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _number_calls(messages: Iterable[Message]) -> list[Any]:
     """Return messages for an identity: calls have numbers for ids, and values for arguments."""
     numbers: dict[object, int] = {}
     steady: list[Any] = []

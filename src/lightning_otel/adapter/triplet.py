@@ -258,11 +258,19 @@ class TripletAdapter:
             rewards=len(waiting),
             dropped=tuple(dropped),
         )
+        outcomes = [outcome for each in found for outcome in each.outcomes]
+        how = self.comparison()
+        if how is not None and how.group_by == advantages.STATE:
+            outcomes = [
+                advantages.describe_steps(outcome, each.trajectories)
+                for each in found
+                for outcome in each.outcomes
+            ]
         return Adaptation(
             [path for each in found for path in each.trajectories],
             Report.total([rest, *(each.report for each in found)]),
             [credited for each in found for credited in each.credited],
-            [outcome for each in found for outcome in each.outcomes],
+            outcomes,
             [(*attempt, part) for attempt, part in zip(attempts.items(), found, strict=True)],
         )
 
