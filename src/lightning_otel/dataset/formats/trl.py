@@ -209,20 +209,9 @@ def make_prompt_completion(
 ) -> Made:
     """Return one row a step that has messages; only the completion is trained.
 
-    Where the server gave token ids they are there too, with the mask of what was sampled;
-    ``tokens`` holds these alone, ready to be trained as they are.
+    The trainer makes its own tokens of it; ``tokens`` holds those that the server sampled.
     """
-    chat = _Chat.of(arguments, template)
-
-    def row_of(step: Transition) -> Row:
-        row = chat.make_answer(step)
-        if step.capture == "exact":
-            row["prompt_ids"] = list(step.prompt_ids)
-            row["completion_ids"] = list(step.response_ids)
-            row["completion_mask"] = [0] * len(step.prompt_ids) + [1] * len(step.response_ids)
-        return row
-
-    return step_rows(trajectories, row_of, note_parts)
+    return step_rows(trajectories, _Chat.of(arguments, template).make_answer, note_parts)
 
 
 def make_kto(
@@ -297,11 +286,7 @@ SFT: Final = Format(
 )
 PROMPT_COMPLETION: Final = Format(
     make_prompt_completion,
-    {
-        **dict.fromkeys(("prompt", "completion", "tools"), "JSON"),
-        **dict.fromkeys(("prompt_ids", "completion_ids", "completion_mask"), "INTEGER[]"),
-        **ORIGIN,
-    },
+    {**dict.fromkeys(("prompt", "completion", "tools"), "JSON"), **ORIGIN},
     used_by="TRL SFTTrainer",
     needs="messages",
     choose_columns=_choose_columns,
