@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -381,7 +382,8 @@ def test_pairs_stay_in_their_group_and_prompt() -> None:
     ids = [exact(prompt, [9], float(i), rollout_id=f"r{i}") for i, prompt in enumerate([[1], [2]])]
     assert Made("dpo", *map(path, ids)).rows == []
     assert len(Made("dpo", one(0, 0.0, group_id="g"), one(1, 1.0, group_id="g")).rows) == 1
-    paths = [conversation("r0"), path(exact([9], [3], 1.0, rollout_id="r3")), conversation("r1")]
+    other = exact([9], [3], 1.0, rollout_id="r3", observation=(said("user", "why?"),))
+    paths = [conversation("r0"), path(other), conversation("r1")]
     uids = [row["uid"] for row in Made("verl", *paths).rows]
     assert uids[0] == uids[1] != uids[2]
 
@@ -402,3 +404,44 @@ def test_data_proto_needs_rows() -> None:
     """An empty batch says where to look, before verl is asked for."""
     with pytest.raises(ConfigError, match="no rows; see what is missing"):
         data_proto([], pad_token_id=0)
+
+
+# --- chat templates ------------------------------------------------------------------------------
+
+ECHO = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
+TEMPLATES = [
+    (ECHO, ""),
+    ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
+     "the chat template leaves instructions out"),
+    ("{{ raise_exception('no system; sorry') if messages[0].role == 'system' }}",
+     "the chat template refuses it: no system, sorry"),
+    ("{{ messages[0].content + 1 }}", "the chat template refuses it: can only concatenate str"),
+    # One of a vision model: TRL makes parts of texts for it.
+    ("{% for m in messages %}{% for p in m.content %}{{ p['text'] + '' }}{% endfor %}{% endfor %}",
+     ""),
+    # Only the prompt alone, as it is asked for an answer, fails.
+    (ECHO + "{% if add_generation_prompt %}{{ raise_exception('not here') }}{% endif %}",
+     "the chat template refuses it: not here"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["sft", "prompt-completion", "kto"])
+@pytest.mark.parametrize(("template", "reason"), TEMPLATES)
+def test_what_a_chat_template_cannot_write_is_left_out(
+    tmp_path: Path, name: str, template: str, reason: str
+) -> None:
+    """A step is in a row that the template writes whole, or left out with what it says."""
+    place = tmp_path / "some.jinja"
+    place.write_text(template)
+    ruled = step(observation=(said("system", "be kind"), said("user", "hi")), reward=1.0)
+
+    made = Made(name, path(ruled), template=str(place))
+
+    assert (len(made.rows), len(made.left)) == ((0, 1) if reason else (1, 0))
+    assert all(each.startswith(reason) for each in made.reasons)
+
+
+def test_a_template_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """Before anything is read."""
+    with pytest.raises(ConfigError, match=r"cannot read the template .*none\.jinja.*name a file"):
+        Made("sft", template=str(tmp_path / "none.jinja"))

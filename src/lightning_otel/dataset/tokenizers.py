@@ -20,6 +20,8 @@ from lightning_otel.types.values import parse_json
 
 _EXTRA = "pip install 'lightning-otel[drift]'"
 _RENDERER = "transformers.utils.chat_template_utils"
+_PART = "{'type': 'text'"
+"""Parts that a template of texts has written as they are."""
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -96,44 +98,36 @@ class ChatTemplate(NamedTuple):
     text: str
     tokens: Mapping[str, str]
 
-    def find_fault(
-        self,
-        prompt: Sequence[Mapping[str, Any]],
-        completion: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
-    ) -> str:
-        """Return why it cannot write a row, or what it leaves out; empty if it writes all."""
-        fault = self._try_turns(prompt, completion, tools)
+    def find_fault(self, row: Mapping[str, Any]) -> str:
+        """Return why it cannot write a row, or what it leaves out; empty if it writes all.
+
+        Args:
+            row: Its ``prompt``, ``completion`` and ``tools``.
+        """
+        fault = self._try_row(row)
         if fault:  # templates of vision models want texts as parts: TRL makes them so
-            parts = [list(map(_as_parts, turns)) for turns in (prompt, completion)]
-            fault = fault if self._try_turns(parts[0], parts[1], tools) else ""
+            names = ("prompt", "completion")
+            parts = {name: list(map(_split_content, row[name])) for name in names}
+            fault = fault if self._try_row({**row, **parts}) else ""
         return fault and f"the chat template {fault}; train with another one"
 
-    def _try_turns(
-        self,
-        prompt: Sequence[Mapping[str, Any]],
-        completion: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
-    ) -> str:
+    def _try_row(self, row: Mapping[str, Any]) -> str:
         render = importlib.import_module(_RENDERER).render_jinja_template
         refused = importlib.import_module("jinja2").TemplateError
-        whole, given = [*prompt, *completion], {"chat_template": self.text, **self.tokens}
+        given = {"tools": row["tools"] or None, "chat_template": self.text, **self.tokens}
+        whole = [*row["prompt"], *row["completion"]]
         try:
-            render([list(prompt)], list(tools) or None, add_generation_prompt=True, **given)
-            (text,), _ = render([whole], list(tools) or None, **given)
+            render([row["prompt"]], add_generation_prompt=True, **given)
+            (text,), _ = render([whole], **given)
         except (refused, LookupError, TypeError, AttributeError, ValueError) as exc:
             return f"refuses it: {' '.join(str(exc).split())[:200].replace(';', ',')}"
-        rules = [turn["content"] for turn in whole if turn["role"] == "system"]
-        lines = "\n".join(
-            part if isinstance(part, str) else to_text(part.get("text"))
-            for content in rules
-            for part in ([content] if isinstance(content, str) else content)
-        )
-        is_lost = any(line.strip() not in text for line in lines.splitlines())
+        rules = [_split_content(turn)["content"] for turn in whole if turn["role"] == "system"]
+        lines = "\n".join(to_text(part.get("text")) for parts in rules for part in parts)
+        is_lost = _PART in text or any(line.strip() not in text for line in lines.splitlines())
         return "leaves instructions out" if is_lost else ""
 
 
-def _as_parts(turn: Mapping[str, Any]) -> dict[str, Any]:
+def _split_content(turn: Mapping[str, Any]) -> dict[str, Any]:
     content = turn["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return {**turn, "content": parts}

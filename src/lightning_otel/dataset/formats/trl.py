@@ -65,16 +65,19 @@ class _Chat(NamedTuple):
         said = [answer_of(first)]
         for messages, step in zip(between, rest, strict=True):
             said += [*messages, answer_of(step)]
-        prompt = for_templates(first.observation, self.arguments)
-        completion = for_templates(said, self.arguments)
-        tools = tools_of(tool for step in steps for tool in step.tools)
-        if self.arguments == "object":
-            check_numbers(tools)
-        if self.template and (fault := self.template.find_fault(prompt, completion, tools)):
+        row: Row = {
+            "prompt": for_templates(first.observation, self.arguments),
+            "completion": for_templates(said, self.arguments),
+            "tools": tools_of(tool for step in steps for tool in step.tools),
+        }
+        if self.template and (fault := self.template.find_fault(row)):
             raise UnheldError(fault)
-        row: Row = {"prompt": prompt, "completion": completion}
-        if tools:
-            row["tools"] = json.dumps(tools) if self.arguments == "text" else tools
+        if not row["tools"]:
+            del row["tools"]
+        elif self.arguments == "object":
+            check_numbers(row["tools"])
+        else:
+            row["tools"] = json.dumps(row["tools"])
         return row
 
     def make_answer(self, step: Transition) -> Row:
