@@ -109,7 +109,7 @@ def test_sft_trains_on_what_the_assistant_said(store: Store, tmp_path: Path, end
 
 
 def edited(path: Path) -> Store:
-    """A store of an agent that blanks old results, after an example and with a clock."""
+    """A store of an agent with an example in its prompt, and a clock that goes on once."""
     store = Store(path)
     forest = Forest(rollout_id="edited", trace_id=f"{9:032x}", process="p", tick=1000)
     history = [said("user", "1+1?"), said("assistant", "EXAMPLE"), said("user", "go")]
@@ -122,9 +122,7 @@ def edited(path: Path) -> Store:
                 c.INPUT_MESSAGES: json.dumps(given),
                 c.OUTPUT_MESSAGES: json.dumps([{**answer, "finish_reason": "stop"}]),
             })  # fmt: skip
-            is_stripped = number % 2
-            history += [said("assistant", f"own {number}") if is_stripped else answer]
-            history += [said("user", "on")]
+            history += [answer, said("user", "on")]
         forest.reward(1.0)
     store.add(forest.spans)
     return store
@@ -143,7 +141,7 @@ def test_sft_trains_each_answer_once(tmp_path: Path, threshold: float | None) ->
     ]
     answers = [text for each in trained for text in each.split("<|end|>") if text]
     assert sorted(answers) == [f" own {number}\n" for number in range(6)]
-    assert 1 < len(rows) < 6
+    assert len(rows) == 2
 
 
 def test_rows_render_in_the_templates_of_trl(tmp_path: Path) -> None:
@@ -212,12 +210,12 @@ def test_kto_takes_labels(store: Store, tmp_path: Path, ending: str) -> None:
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_dpo_takes_pairs(store: Store, tmp_path: Path, ending: str) -> None:
-    """The first steps of a task, judged by what came of them, are pairs."""
+    """Steps of a task that saw the same, judged by what came of them, are pairs."""
     rows = load(store, "dpo", tmp_path, ending, credit="discounted", gamma=1.0)
 
     trainer = trainer_of("DPO", rows, tmp_path)
 
-    assert len(rows) == len(TASKS) * TRIES // 2
+    assert len(rows) == len(TASKS) * TRIES
     assert all(one > two for one, two in zip(rows["reward"], rows["rejected_reward"], strict=True))
     stepped(trainer)
 
