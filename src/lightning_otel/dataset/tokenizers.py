@@ -88,22 +88,13 @@ class TransformersTokenizer:
 
 
 class ChatTemplate(NamedTuple):
-    """A chat template in which rows are tried.
-
-    Attributes:
-        text: The template, a Jinja one.
-        tokens: The tokenizer's special tokens, by name.
-    """
+    """A chat template in which rows are tried, and its tokenizer's special tokens by name."""
 
     text: str
     tokens: Mapping[str, str]
 
     def find_fault(self, row: Mapping[str, Any]) -> str:
-        """Return why it cannot write a row, or what it leaves out; empty if it writes all.
-
-        Args:
-            row: Its ``prompt``, ``completion`` and ``tools``.
-        """
+        """Return why it cannot write prompt, completion and tools; empty if it writes all."""
         fault = self._try_row(row)
         if fault:  # templates of vision models want texts as parts: TRL makes them so
             names = ("prompt", "completion")

@@ -108,7 +108,10 @@ def make_sft(
     tool was changed. Trajectories whose last reward is below the threshold are left out.
     """
     chat = _Chat.of(arguments, template)
-    for _, paths in groupby(with_rewards(trajectories), _attempt_of):
+    attempts = groupby(
+        with_rewards(trajectories), lambda item: (item[0].rollout_id, item[0].attempt_id)
+    )
+    for _, paths in attempts:
         done: set[object] = set()
         out: dict[object, LeftOut] = {}
         for trajectory, reward in paths:
@@ -122,10 +125,6 @@ def make_sft(
                     yield part
         # A step that several trajectories share may be in a row of another one.
         yield from (part for key, part in out.items() if key not in done)
-
-
-def _attempt_of(item: tuple[Trajectory, float | None]) -> tuple[str, str]:
-    return item[0].rollout_id, item[0].attempt_id
 
 
 def _key_of(step: Transition) -> object:
@@ -164,32 +163,33 @@ def _find_runs(
 ) -> Iterator[_Run | LeftOut]:
     run = _Run([], [])
     for step in steps:
-        rest = _read_rest(run.steps[-1], step) if run.steps else None
-        made: object
+        rest: Sequence[Message] | str | None = None
         if step.is_shared and _key_of(step) in done:
-            made = _IN_ROW
+            rest = _IN_ROW
         elif not has_messages(step):
-            made = NO_MESSAGES
-        elif rest is None:
-            made = attempt(chat.make_row, (step,), ())
-        else:
-            made = attempt(for_templates, [*rest, answer_of(step)], chat.arguments)
-        is_sound = not isinstance(made, str)
-        if run.steps and (rest is None or not is_sound):
+            rest = NO_MESSAGES
+        elif run.steps:
+            rest = attempt(_read_rest, run.steps[-1], step, chat)
+        if run.steps and (rest is None or isinstance(rest, str)):
             yield run
             run = _Run([], [])
-        if is_sound:
-            if run.steps:
-                run.between.append(rest or ())
+        if rest is None and isinstance(made := attempt(chat.make_row, (step,), ()), str):
+            rest = made
+        if not isinstance(rest, str):
+            run.between.extend([rest] if rest is not None else [])
             run.steps.append(step)
-        elif made != _IN_ROW:
-            yield LeftOut(step, str(made))
+        elif rest != _IN_ROW:
+            yield LeftOut(step, rest)
     if run.steps:
         yield run
 
 
-def _read_rest(before: Transition, step: Transition) -> Sequence[Message] | None:
-    """Return what a prompt adds to the answer before; None where it begins a row."""
+def _read_rest(before: Transition, step: Transition, chat: _Chat) -> Sequence[Message] | None:
+    """Return what a prompt adds to the answer before; None where a row begins.
+
+    Raises:
+        UnheldError: That, or the answer, has no place in a row.
+    """
     if not is_continued(before, step):
         return None
     size = len(before.observation)
@@ -198,6 +198,7 @@ def _read_rest(before: Transition, step: Transition) -> Sequence[Message] | None
         return None
     if any(turn["role"] in _OTHERS for turn in messages_of(rest)):
         return None
+    for_templates([*rest, answer_of(step)], chat.arguments)
     both = tools_of([*before.tools, *step.tools])
     return rest if all(tool in both for tool in tools_of(before.tools)) else None
 
