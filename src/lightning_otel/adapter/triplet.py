@@ -258,13 +258,13 @@ class TripletAdapter:
             rewards=len(waiting),
             dropped=tuple(dropped),
         )
-        outcomes = [outcome for each in found for outcome in each.outcomes]
+        outcomes = [outcome for part in found for outcome in part.outcomes]
         how = self.comparison()
         if how is not None and how.group_by == advantages.STATE:
             outcomes = [
-                advantages.describe_steps(outcome, each.trajectories)
-                for each in found
-                for outcome in each.outcomes
+                advantages.describe_steps(outcome, part.trajectories)
+                for part in found
+                for outcome in part.outcomes
             ]
         return Adaptation(
             [path for each in found for path in each.trajectories],

@@ -87,8 +87,8 @@ def export(
             left_out(left)
 
     made = rows(read, name, wanted=wanted, left_out=note, options=options)
-    format_ = formats.get(name)
-    count = save_rows(made, place, kind, format_.choose_columns(format_.columns, options))
+    member = formats.get(name)
+    count = save_rows(made, place, kind, member.choose_columns(member.columns, options))
     told = reasons.most_common()
     return Exported(
         format=name,

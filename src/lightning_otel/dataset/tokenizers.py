@@ -105,11 +105,11 @@ class ChatTemplate(NamedTuple):
     def _try_row(self, row: Mapping[str, Any]) -> str:
         render = importlib.import_module(_RENDERER).render_jinja_template
         refused = importlib.import_module("jinja2").TemplateError
-        given = {"tools": row["tools"] or None, "chat_template": self.text, **self.tokens}
+        options = {"tools": row["tools"] or None, "chat_template": self.text, **self.tokens}
         whole = [*row["prompt"], *row["completion"]]
         try:
-            render([row["prompt"]], add_generation_prompt=True, **given)
-            (text,), _ = render([whole], **given)
+            render([row["prompt"]], add_generation_prompt=True, **options)
+            (text,), _ = render([whole], **options)
         except (refused, LookupError, TypeError, AttributeError, ValueError) as exc:
             return f"refuses it: {' '.join(str(exc).split())[:200].replace(';', ',')}"
         rules = [_split_content(turn)["content"] for turn in whole if turn["role"] == "system"]

@@ -62,12 +62,12 @@ class _Chat(NamedTuple):
     def make_row(self, steps: Sequence[Transition], between: Iterable[Sequence[Message]]) -> Row:
         """Return prompt, completion and tools of steps, and what stands between their answers."""
         first, *rest = steps
-        said = [answer_of(first)]
+        turns = [answer_of(first)]
         for messages, step in zip(between, rest, strict=True):
-            said += [*messages, answer_of(step)]
+            turns += [*messages, answer_of(step)]
         row: Row = {
             "prompt": for_templates(first.observation, self.arguments),
-            "completion": for_templates(said, self.arguments),
+            "completion": for_templates(turns, self.arguments),
             "tools": tools_of(tool for step in steps for tool in step.tools),
         }
         if self.template and (fault := self.template.find_fault(row)):
@@ -173,8 +173,8 @@ def _find_runs(
         if run.steps and (rest is None or isinstance(rest, str)):
             yield run
             run = _Run([], [])
-        if rest is None and isinstance(made := attempt(chat.make_row, (step,), ()), str):
-            rest = made
+        if rest is None and isinstance(row := attempt(chat.make_row, (step,), ()), str):
+            rest = row
         if not isinstance(rest, str):
             run.between.extend([rest] if rest is not None else [])
             run.steps.append(step)
