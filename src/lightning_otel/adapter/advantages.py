@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.attributes import matched_text, to_number
-from lightning_otel.adapter.histories import state_key
 from lightning_otel.adapter.rewards import add_decimals
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Compose, Dropped, Estimator, Span, Trajectory, Transition
@@ -34,6 +33,8 @@ NO_REWARD: Final = "no advantage: its rollout has no reward"
 OTHER_ATTEMPT: Final = "no advantage: another attempt at its rollout counts"
 STATE: Final = "state"
 """The ``group_by`` that compares steps, and not rollouts."""
+PROMPT: Final = "prompt"
+"""The ``group_by`` that takes a rollout's first prompt where nothing tells its task."""
 NO_STEP_REWARD: Final = "no advantage: its step has no reward; credit 'discounted' gives each one"
 ALONE: Final = "no advantage: no other rollout of its group has a reward"
 CAME_LATER: Final = "no advantage: its rollout came while the others were compared"
@@ -139,8 +140,9 @@ class Advantage:
             ``rloo``: less the mean of the others; ``dr_grpo``: less the mean alone. Or a function
             from the rewards of a group to their advantages.
         group_by: An attribute, or a function of the spans of an attempt, that gives a rollout's
-            group; by default its task. ``state`` compares steps: those of a task in which the agent
-            saw the same, by their rewards (Feng et al., GiGPO, arXiv 2505.10978, section 4).
+            group; by default its task. ``prompt``: its task, else its first prompt. ``state``
+            compares steps: those of such a group in which the agent saw the same, by their rewards
+            (Feng et al., GiGPO, arXiv 2505.10978, section 4).
         size: How many rollouts with a reward make a group whole; by default two are enough.
     """
 
@@ -203,7 +205,7 @@ def _attempt_order(each: Outcome) -> tuple[int, AttemptKey]:
 
 def group_of(spans: Sequence[Span], group_by: GroupBy | None) -> str:
     """Return the group of an attempt, given its spans in order; empty where nothing says so."""
-    if group_by == STATE:
+    if group_by in (STATE, PROMPT):
         group_by = None
     if callable(group_by):
         named = group_by(spans)
@@ -256,17 +258,6 @@ def estimate_advantages(
         for each, value in zip(members, values, strict=True):
             found[each.key] = Estimate(group_id, value, reason)
     return _estimate_steps(groups, found, how, compose) if how.group_by == STATE else found
-
-
-def describe_steps(outcome: Outcome, paths: Iterable[Trajectory]) -> Outcome:
-    """Return an attempt's outcome with its steps, each once."""
-    steps = {(step.trace_id, step.span_id): step for path in paths for step in path.transitions}
-    own = {
-        ids: Outcome(outcome.key, state_key(step), step.start_ns, step.rewards, step.reward)
-        for ids, step in steps.items()
-        if (step.rollout_id, step.attempt_id) == outcome.key
-    }
-    return outcome._replace(steps=own)
 
 
 def _estimate_steps(
