@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.adapter.forest import Forest, draw, steps_of
+from tests.adapter.forest import Forest, draw, said, steps_of
 
 from lightning_otel.adapter import Adaptation, Advantage, Composition, TripletAdapter
 from lightning_otel.errors import ConfigError
@@ -281,6 +281,40 @@ def test_a_group_cannot_be_of_one() -> None:
     """A size below two would ask for nothing to compare with."""
     with pytest.raises(ConfigError, match="size is 1"):
         Advantage(size=1)
+
+
+def test_steps_that_saw_the_same_are_compared() -> None:
+    """By their returns; random ids of calls and the way arguments are printed tell none apart."""
+    spans: list[Span] = []
+    for number, (arguments, reward) in enumerate((({}, 1.0), ("", 0.0), ({"d": 1}, 0.5))):
+        forest = Forest(rollout_id=f"r{number}", trace_id=f"{number:032x}", process=f"{number}")
+        call = {"type": "tool_call", "id": f"random {number}", "name": "ls", "arguments": arguments}
+        answers = [{"role": "assistant", "parts": [call]}, said("assistant", f"done {number}")]
+        result = {"type": "tool_call_response", "id": f"random {number}", "response": "files"}
+        history = [said("user", "go")]
+        with forest.inside(c.SPAN_ROLLOUT, **{c.TASK_ID: "t"}):
+            for answer in answers:
+                forest.make("chat", {
+                    c.OPERATION: c.CHAT,
+                    c.INPUT_MESSAGES: json.dumps(history),
+                    c.OUTPUT_MESSAGES: json.dumps([{**answer, "finish_reason": "stop"}]),
+                })  # fmt: skip
+                history = [*history, answer, {"role": "tool", "parts": [result]}]
+            forest.reward(reward)
+        spans += forest.spans
+    how = Advantage("dr_grpo", group_by="state")
+
+    found = explain(spans, advantage=how, credit="discounted", gamma=1.0)
+    bare = explain(spans, advantage=how)
+
+    steps = {(step.rollout_id, step.step): step for step in steps_of(found)}
+    assert [steps[f"r{number}", 0].advantage for number in range(3)] == [0.5, -0.5, 0.0]
+    assert [steps[f"r{number}", 1].advantage for number in range(3)] == [0.5, -0.5, None]
+    groups = [step.group_id for _, step in sorted(steps.items())]
+    assert len(set(groups)) == 3
+    assert groups[0] == groups[2] == groups[4]
+    assert found.report.reasons() == {advantages.ALONE: 1}
+    assert bare.report.reasons() == {advantages.NO_STEP_REWARD: 3, advantages.ALONE: 1}
 
 
 # --- parts of a store ----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from tests.adapter.forest import draw, said
 from tests.adapter.forests import forests
 from tests.formats.atif_rules import check_document
+from tests.formats.consumers.recorded import recorded
 from tests.formats.made import (
     AUDIO,
     IMAGE,
@@ -73,6 +75,17 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(registry, "entry_points", lambda group: [*more, *ours])
 
     return register
+
+
+def test_grpo_has_the_advantages_that_are_asked_for(tmp_path: Path) -> None:
+    """In its own groups: those of a task, else of the rollouts with the same first prompt."""
+    store = recorded(tmp_path / "traces.duckdb")
+
+    plain, filled = list(store.rows("grpo")), list(store.rows("grpo", advantage="dr_grpo"))
+
+    assert {row["advantage"] for row in plain} == {None}
+    assert [row["advantage"] for row in filled] == [row["reward"] - 0.5 for row in filled]
+    assert [row["group_id"] for row in filled] == [row["group_id"] for row in plain]
 
 
 def test_ours_are_registered_as_anybodys() -> None:

@@ -1,6 +1,8 @@
 """What each format makes of steps: its shape, and what it leaves out."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +27,7 @@ from lightning_otel.dataset import formats
 from lightning_otel.dataset.formats import LeftOut
 from lightning_otel.dataset.formats.verl import data_proto
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import Trajectory
+from lightning_otel.types import Trajectory, Transition
 
 
 class Made:
@@ -88,12 +90,43 @@ def conversation(rollout_id: str = "r1", reward: float | None = 1.0, **given: An
     )
 
 
+def said_twice(asked: str, answer: str) -> tuple[Any, ...]:
+    """A question and its answer in a history."""
+    return said("user", asked), said("assistant", answer)
+
+
+def asking(arguments: Any, **given: Any) -> Transition:
+    """A step that calls a tool with some arguments."""
+    part = {**called("c1"), "arguments": arguments}
+    return step(action=(parts("assistant", part),), **given)
+
+
+def asked(arguments: Any) -> dict[str, Any]:
+    """The same as chat."""
+    function = {"name": "look_up", "arguments": arguments}
+    calls = [{"id": "c1", "type": "function", "function": function}]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def called_before(call_id: str, arguments: Any) -> tuple[Any, ...]:
+    """A history in which a tool was called."""
+    part = {**called(call_id), "arguments": arguments}
+    return (
+        said("user", "q"),
+        parts("assistant", part),
+        {"role": "tool", "parts": [result(call_id, "r")]},
+    )
+
+
 # --- what formats cannot hold --------------------------------------------------------------------
 
 TEXTS, IDS = ("sft", "prompt-completion", "kto", "openai-sft"), ("tokens", "grpo", "verl")
 STRANGE = parts("user", {"type": "hologram", "content": 1})
 CHOICES = step(reward=1.0, action=(said("assistant", "a"), said("assistant", "b")))
 ANSWER_OF_A_TOOL = parts("assistant", result("c", "4"), text("4"))
+MEDIA_STEP = step(observation=(parts("user", text("what is"), IMAGE),), reward=1.0)
+NO_OBJECT = "arguments of a tool call that are no JSON object"
+TOO_LARGE = "a whole number beyond 64 bits"
 NO_GAP = "no answer to the same prompt whose reward differs by enough"
 Case = tuple[list[str] | tuple[str, ...], list[Trajectory], dict[str, Any], int, set[str]]
 LEFT_OUT: list[Case] = [
@@ -110,6 +143,18 @@ LEFT_OUT: list[Case] = [
     (["dpo"], [*tries(0.5, 0.5), *tries(1.0, asked="alone?"), *tries(None, asked="none?")], {}, 0,
      {NO_GAP, "no other answer to the same prompt", "no reward"}),
     (["dpo"], tries(0.4, 0.6), {"gap": 0.5}, 0, {NO_GAP}),
+    # Of each kind of arguments that a template or reader of rows fails on; history counts, too.
+    *((TEXTS[:3], [path(asking(text, reward=1.0))], {}, 0, {NO_OBJECT})
+      for text in ('{"a": 1', "[1]", '{"a": NaN}', '{"a": 1e400}', "word")),
+    *((TEXTS[:3], [path(asking({"a": [number]}, reward=1.0))], {}, 0, {TOO_LARGE})
+      for number in (2**63, -(2**63) - 1, 10**30)),
+    (TEXTS[:3], [path(step(reward=1.0, tools=({**TOOL, "parameters": {"maximum": 2**64}},)))], {},
+     0, {TOO_LARGE}),
+    (TEXTS[:3], [path(asking({"a": [2**63 - 1, -(2**63)]}, reward=1.0))], {}, 1, set()),
+    (TEXTS[:3], [path(step(observation=called_before("c", '{"a": 1'), reward=1.0))], {}, 0,
+     {NO_OBJECT}),
+    (TEXTS[:3], [path(asking('{"a": 1', reward=1.0))], {"arguments": "text"}, 1, set()),
+    (TEXTS[:3], [path(MEDIA_STEP)], {"arguments": "text"}, 0, {"content that is not text"}),
     (["dpo"], tries(0.0, 0.6), {"gap": 0.5}, 1, set()),
     (["dpo"], [path(step("a", reward=float(i), rollout_id=f"r{i}")) for i in range(2)], {}, 0,
      {"the same answer earned more and less"}),
@@ -151,6 +196,8 @@ TEXT_CALLS = [
     {**call, "function": {"name": "look_up", "arguments": arguments}}
     for call, arguments in zip(CALLS, ('{"word": "a"}', '{"word": "b"}'), strict=True)
 ]
+CALLED = {"role": "assistant", "content": "", "reasoning_content": "let me think",
+          "tool_calls": CALLS}  # fmt: skip
 MEDIA = step(observation=(parts("user", text("what is"), IMAGE, LINKED, AUDIO),), reward=1.0)
 SEEN = [{"role": "user", "content": [
     {"type": "text", "text": "what is"},
@@ -172,39 +219,82 @@ LINK = exact(
     [1], [2], 0.5, observation=(parts("user", text("look"), LINKED),), tools=(TOOL,),
     action=(said("assistant", "a"), said("assistant", "b")), response_id="id",
 )  # fmt: skip
+REWOUND = [
+    path(
+        step("one", "q", span_id="s1", is_shared=True),
+        step(answer, observation=(*said_twice("q", "one"), said("user", "go")), reward=reward,
+             span_id=span_id),
+        branch=branch,
+    )
+    for branch, (answer, reward, span_id) in enumerate((("bad", 0.0, "s2"), ("good", 1.0, "s3")))
+]  # fmt: skip
 TASKS = [tries(0.0, 1.0, asked=f"task {index}") for index in range(20)]
 Row = dict[str, Any]
 ROWS: dict[str, tuple[str, list[Trajectory], dict[str, Any], list[Row]]] = {
     # Parallel calls, their results and ids, and tools are there; arguments are objects.
     "sft joins the steps of a conversation": ("sft", [path(*THOUGHTFUL)], {}, [{
-        "messages": [
-            LOOK,
-            {"role": "assistant", "content": "", "reasoning_content": "let me think",
-             "tool_calls": CALLS},
-            *RESULTS,
-            {"role": "assistant", "content": "done"},
-        ],
+        "prompt": [LOOK],
+        "completion": [CALLED, *RESULTS, {"role": "assistant", "content": "done"}],
         "tools": NESTED, "steps": 2, "reward": 1.0, "span_id": "s2", "rollout_id": "r1",
     }]),
+    "sft as messages says which answers train": (
+        "sft", [path(step("two", observation=(*said_twice("q", "one"), said("user", "and?"))))],
+        {"form": "messages"}, [{"prompt": None, "completion": None, "messages": [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "one", "weight": 0},
+            {"role": "user", "content": "and?"},
+            {"role": "assistant", "content": "two", "weight": 1}]}]),
+    "sft begins anew after words of another": ("sft", [path(
+        step("one", "q", span_id="s1"),
+        step("two", observation=(*said_twice("q", "one"), *said_twice("go", "B's")), span_id="s2"),
+    )], {}, [{"steps": 1}, {"steps": 1, "completion": [{"role": "assistant", "content": "two"}]}]),
+    "sft begins anew with further instructions": ("sft", [path(
+        step("one", "q", span_id="s1"),
+        step("two", observation=(*said_twice("q", "one"), said("developer", "be brief"),
+                                 said("user", "go")), span_id="s2"),
+    )], {}, [{"steps": 1}, {"steps": 1, "prompt": [
+        {"role": "user", "content": "q"}, {"role": "assistant", "content": "one"},
+        {"role": "system", "content": "be brief"}, {"role": "user", "content": "go"}]}]),
+    "sft has the tools of all its steps": ("sft", [path(
+        step("one", "q", span_id="s1", tools=(TOOL,)),
+        step("two", observation=(*said_twice("q", "one"), said("user", "go")), span_id="s2"),
+    )], {}, [{"steps": 2, "tools": NESTED}]),
+    "sft begins anew where a tool was changed": ("sft", [path(
+        step("one", "q", span_id="s1", tools=(TOOL,)),
+        step("two", observation=(*said_twice("q", "one"), said("user", "go")), span_id="s2",
+             tools=({**TOOL, "description": "other"},)),
+    )], {}, [{"steps": 1, "tools": NESTED}, {"steps": 1}]),
+    # The first branch is below the threshold, and the step that both share in the other's row.
+    "sft trains a shared answer once": ("sft", REWOUND, {}, [
+        {"steps": 2, "span_ids": ["s1", "s2"]}, {"steps": 1, "span_ids": ["s3"]}]),
+    "sft trains a shared answer with the branch that passes": (
+        "sft", REWOUND, {"threshold": 0.5}, [{"steps": 2, "span_ids": ["s1", "s3"]}]),
+    "a developer is part of the instructions": ("prompt-completion", [path(step(observation=(
+        said("system", "a"), said("developer", "b"), said("user", "q"))))], {}, [
+            {"prompt": [{"role": "system", "content": "a\nb"}, {"role": "user", "content": "q"}]}]),
+    "no arguments are none": (
+        "kto", [path(asking("", reward=1.0))], {}, [{"completion": [asked({})]}]),
+    "arguments as text are as they were": (
+        "kto", [path(asking('{"n": 1e400}', reward=1.0, tools=(TOOL,)))], {"arguments": "text"},
+        [{"completion": [asked('{"n": 1e400}')], "tools": json.dumps(NESTED)}]),
     "sft goes on where reasoning was not sent back": (
         "sft", [path(THOUGHTFUL[0], step("done", observation=FORGETFUL, span_id="s2"))], {},
         [{"steps": 2}]),
     "sft begins anew where the history was rewritten": (
         "sft", [path(THOUGHTLESS[0], step("two", observation=REWRITTEN, span_id="s2"))], {},
         [{"steps": 1}, {"steps": 1}]),
-    "media in sft": ("sft", [path(MEDIA)], {}, [{"messages": [*SEEN, YES]}]),
+    "media in sft": ("sft", [path(MEDIA)], {}, [{"prompt": SEEN, "completion": [YES]}]),
     "media in prompt-completion": ("prompt-completion", [path(MEDIA)], {}, [{"prompt": SEEN}]),
     "media in kto": ("kto", [path(MEDIA)], {}, [{"prompt": SEEN}]),
     # Templates of text models read texts alone, and leave a list of parts out.
     "texts are one for templates": (
-        "sft", [TWO_TEXTS], {}, [{"messages": [{"role": "user", "content": "a\nb"}, YES]}]),
+        "sft", [TWO_TEXTS], {}, [{"prompt": [{"role": "user", "content": "a\nb"}]}]),
     "texts stay apart for openai": ("openai-sft", [TWO_TEXTS], {}, [{"messages": [
         {"role": "user", "content": [{"type": "text", "text": each} for each in "ab"]}, YES]}]),
-    "masks where ids are exact": (
-        "prompt-completion", [path(exact([1, 2], [3]), step(span_id="s2"))], {}, [
-            {"prompt_ids": [1, 2], "completion_ids": [3], "completion_mask": [0, 0, 1],
-             "prompt": [ASKED], "completion": [YES]},
-            {"prompt_ids": None}]),
+    # TRL would pass over ids and make its own tokens.
+    "text alone where text is trained": (
+        "prompt-completion", [path(exact([1, 2], [3]))], {}, [
+            {"prompt_ids": None, "prompt": [ASKED], "completion": [YES]}]),
     "shared steps are rows once": ("prompt-completion", BRANCHES, {}, [{}] * 4),
     "shared steps are triplets once": ("triplets", BRANCHES, {}, [{}] * 4),
     "shared steps are theirs once": ("agentlightning", BRANCHES, {}, [{}] * 4),
@@ -220,6 +310,12 @@ ROWS: dict[str, tuple[str, list[Trajectory], dict[str, Any], list[Row]]] = {
          "rejected": [{"role": "assistant", "content": "is it? 2"}],
          "rollout_id": "is it?1", "rejected_rollout_id": "is it?2"},
         {"reward": 0.75, "rejected_reward": 0.5}]),
+    # Token ids drift, ids of calls are random, and arguments may be printed in any way.
+    "dpo pairs by what is said": ("dpo", [
+        path(exact([i], [2], float(i), observation=called_before(f"random{i}", args),
+                   action=(said("assistant", f"no. {i}"),), rollout_id=f"r{i}"))
+        for i, args in enumerate(({"a": 1, "b": []}, '{"b":[], "a": 1}'))
+    ], {}, [{"reward": 1.0, "rejected_reward": 0.0}]),
     "groups come together from anywhere, in order of the first": (
         "dpo", [found[half] for half in range(2) for found in TASKS], {},
         [{"prompt": [{"role": "user", "content": f"task {i}"}]} for i in range(20)]),
@@ -286,7 +382,8 @@ def test_pairs_stay_in_their_group_and_prompt() -> None:
     ids = [exact(prompt, [9], float(i), rollout_id=f"r{i}") for i, prompt in enumerate([[1], [2]])]
     assert Made("dpo", *map(path, ids)).rows == []
     assert len(Made("dpo", one(0, 0.0, group_id="g"), one(1, 1.0, group_id="g")).rows) == 1
-    paths = [conversation("r0"), path(exact([9], [3], 1.0, rollout_id="r3")), conversation("r1")]
+    other = exact([9], [3], 1.0, rollout_id="r3", observation=(said("user", "why?"),))
+    paths = [conversation("r0"), path(other), conversation("r1")]
     uids = [row["uid"] for row in Made("verl", *paths).rows]
     assert uids[0] == uids[1] != uids[2]
 
@@ -307,3 +404,44 @@ def test_data_proto_needs_rows() -> None:
     """An empty batch says where to look, before verl is asked for."""
     with pytest.raises(ConfigError, match="no rows; see what is missing"):
         data_proto([], pad_token_id=0)
+
+
+# --- chat templates ------------------------------------------------------------------------------
+
+ECHO = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
+TEMPLATES = [
+    (ECHO, ""),
+    ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
+     "the chat template leaves instructions out"),
+    ("{{ raise_exception('no system; sorry') if messages[0].role == 'system' }}",
+     "the chat template refuses it: no system, sorry"),
+    ("{{ messages[0].content + 1 }}", "the chat template refuses it: can only concatenate str"),
+    # One of a vision model: TRL makes parts of texts for it.
+    ("{% for m in messages %}{% for p in m.content %}{{ p['text'] + '' }}{% endfor %}{% endfor %}",
+     ""),
+    # Only the prompt alone, as it is asked for an answer, fails.
+    (ECHO + "{% if add_generation_prompt %}{{ raise_exception('not here') }}{% endif %}",
+     "the chat template refuses it: not here"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["sft", "prompt-completion", "kto"])
+@pytest.mark.parametrize(("template", "reason"), TEMPLATES)
+def test_what_a_chat_template_cannot_write_is_left_out(
+    tmp_path: Path, name: str, template: str, reason: str
+) -> None:
+    """A step is in a row that the template writes whole, or left out with what it says."""
+    place = tmp_path / "some.jinja"
+    place.write_text(template)
+    ruled = step(observation=(said("system", "be kind"), said("user", "hi")), reward=1.0)
+
+    made = Made(name, path(ruled), template=str(place))
+
+    assert (len(made.rows), len(made.left)) == ((0, 1) if reason else (1, 0))
+    assert all(each.startswith(reason) for each in made.reasons)
+
+
+def test_a_template_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """Before anything is read."""
+    with pytest.raises(ConfigError, match=r"cannot read the template .*none\.jinja.*name a file"):
+        Made("sft", template=str(tmp_path / "none.jinja"))

@@ -224,6 +224,24 @@ def test_who_gave_a_score_is_kept(tool: str) -> None:
         assert "good" in get("phoenix.result")
 
 
+def test_scores_of_several_judges_keep_who_gave_them(tmp_path: Path) -> None:
+    """Under one name, too: a further judge stands behind it, and can be chosen."""
+    call = observe(f"{1:032x}", FORMS["OpenAI"])[2]
+    score = {**SCORES["langfuse"][0], "traceId": call["traceId"], "observationId": call["id"]}
+    scores = [{**score, "id": judge, "value": value, "authorUserId": judge,
+               "timestamp": f"2026-11-01T12:00:2{value}Z"}
+              for value, judge in enumerate(("ann", "bob"))]  # fmt: skip
+    file, place = tmp_path / "scores.json", tmp_path / "s.duckdb"
+    file.write_bytes(orjson.dumps([call, *scores]))
+    assert _invoke("import", file, "--store", place).returncode == 0
+
+    (step,) = Store(place).transitions()
+    (chosen,) = Store(place).transitions(reward="n (bob)")
+
+    assert step.rewards == {"n": 0.0, "n (bob)": 1.0}
+    assert (step.reward, chosen.reward) == (0.0, 1.0)
+
+
 def test_which_of_several_scores_counts_is_told(tmp_path: Path) -> None:
     """The report names them, and an option the one that counts."""
     call = observe(f"{1:032x}", FORMS["OpenAI"])[2]

@@ -32,7 +32,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"rollout_id": ["r0", "r2"]}, {"rollout_id": "none"}, {"rewarded": True}, {"rewarded": False},
     {"min_reward": 0.5}, {"max_reward": 0.5}, {"capture": "text"}, {"resource_version": "3"},
     {"mode": "val"}, {"since": NOON_NS}, {"until": NOON_NS}, {"gamma": 0.5},
-    {"received": False}, {"credit": "step"},
+    {"received": False}, {"credit": "step"}, {"truncated": False},
 ]  # fmt: skip
 BODIES = {
     "observation", "action", "next_observation", "tools", "prompt_ids", "response_ids", "logprobs",

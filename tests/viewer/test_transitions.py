@@ -89,7 +89,16 @@ SELECTIONS: Final[list[tuple[dict[str, Any], list[str]]]] = [
     ({"rollout_id": "r2", "credit": "discounted", "gamma": 0.5}, ["r2"]),
     ({"reward": "nothing", "rewarded": True}, []),
     ({"advantage": "grpo", "include_incomplete": True}, ["r3", "r2", "r1", "r0"]),
-    ({"mode": "val", "capture": "exact", "since": "2000-01-01", "received": False}, []),
+    (
+        {
+            "mode": "val",
+            "capture": "exact",
+            "since": "2000-01-01",
+            "received": False,
+            "truncated": False,
+        },
+        [],
+    ),
 ]
 """Options, by the names that every door has for them, and the rollouts whose steps they mean."""
 _WORDS: Final = {True: "yes", False: "no"}

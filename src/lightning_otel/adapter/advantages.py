@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Final, NamedTuple, TypeAlias, get_args
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.attributes import matched_text, to_number
@@ -27,6 +28,11 @@ GroupBy: TypeAlias = str | Callable[[Sequence[Span]], str | None]
 NO_TASK: Final = "no advantage: nothing says which task its rollout is about"
 NO_REWARD: Final = "no advantage: its rollout has no reward"
 OTHER_ATTEMPT: Final = "no advantage: another attempt at its rollout counts"
+STATE: Final = "state"
+"""The ``group_by`` that compares steps, and not rollouts."""
+PROMPT: Final = "prompt"
+"""The ``group_by`` that takes a rollout's first prompt where nothing tells its task."""
+NO_STEP_REWARD: Final = "no advantage: its step has no reward; credit 'discounted' gives each one"
 ALONE: Final = "no advantage: no other rollout of its group has a reward"
 CAME_LATER: Final = "no advantage: its rollout came while the others were compared"
 TOO_LARGE: Final = "no advantage: the rewards of its group are too large to compare"
@@ -42,6 +48,11 @@ EPSILON: Final = 1e-6
 def primary(rewards: Mapping[str, float]) -> float | None:
     """Return the primary reward, which stands first; None where there is none."""
     return next(iter(rewards.values()), None)
+
+
+StepIds: TypeAlias = tuple[str, str]
+"""Ids of a step's trace and span."""
+NOTHING: Final[Mapping[StepIds, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +134,9 @@ class Advantage:
             ``rloo``: less the mean of the others; ``dr_grpo``: less the mean alone. Or a function
             from the rewards of a group to their advantages.
         group_by: An attribute, or a function of the spans of an attempt, that gives a rollout's
-            group; by default its task.
+            group; by default its task. ``prompt``: its task, else its first prompt. ``state``
+            compares steps: those of such a group in which the agent saw the same, by their rewards
+            (Feng et al., GiGPO, arXiv 2505.10978, section 4).
         size: How many rollouts with a reward make a group whole; by default two are enough.
     """
 
@@ -150,6 +163,7 @@ class Outcome(NamedTuple):
         rewards: Its rewards by name, each counted once.
         value: Its reward; None, for a ``reason``, where it has none, or a part of it is missing.
         has_steps: Whether it made a step; without one it is judged, and never compared.
+        steps: Its steps, where these are compared: their group is the state of the agent.
     """
 
     key: AttemptKey
@@ -159,14 +173,16 @@ class Outcome(NamedTuple):
     value: float | None
     reason: str = NO_REWARD
     has_steps: bool = True
+    steps: "Mapping[StepIds, Outcome]" = NOTHING
 
 
 class Estimate(NamedTuple):
-    """An attempt's group and advantage, or why it has none."""
+    """An attempt's group and advantage, or why it has none; where steps are compared, of each."""
 
     group_id: str
     advantage: float | None
     reason: str = ""
+    steps: "Mapping[StepIds, Estimate]" = NOTHING
 
 
 def last_rewards(outcomes: Iterable[Outcome]) -> dict[str, float]:
@@ -181,6 +197,8 @@ def _attempt_order(each: Outcome) -> tuple[int, AttemptKey]:
 
 def group_of(spans: Sequence[Span], group_by: GroupBy | None) -> str:
     """Return the group of an attempt, given its spans in order; empty where nothing says so."""
+    if group_by in (STATE, PROMPT):
+        group_by = None
     if callable(group_by):
         named = group_by(spans)
         return "" if named is None else str(named)
@@ -227,7 +245,32 @@ def estimate_advantages(
         values, reason = _compare_members(group_id, members, how, compose)
         for each, value in zip(members, values, strict=True):
             found[each.key] = Estimate(group_id, value, reason)
-    return found
+    return _estimate_steps(groups, found, how, compose) if how.group_by == STATE else found
+
+
+def _estimate_steps(
+    groups: Mapping[str, Sequence[Outcome]],
+    estimates: Mapping[AttemptKey, Estimate],
+    how: Advantage,
+    compose: Compose,
+) -> dict[AttemptKey, Estimate]:
+    """Return the estimates with those of steps, each compared with the others of its state."""
+    states: dict[str, list[tuple[StepIds, Outcome]]] = {}
+    by_step: dict[AttemptKey, dict[StepIds, Estimate]] = {}
+    for group_id, members in groups.items():
+        for ids, step in (item for member in members for item in member.steps.items()):
+            text = f"{group_id} {step.group_id}".encode("utf-8", "replace")
+            state = group_id and f"state-{sha256(text).hexdigest()[:16]}"
+            if step.value is None:
+                known = Estimate(state, None, NO_STEP_REWARD)
+                by_step.setdefault(step.key, {})[ids] = known
+            else:
+                states.setdefault(state, []).append((ids, step))
+    for state, steps in states.items():
+        values, reason = _compare_members(state, [step for _, step in steps], how, compose)
+        for (ids, step), value in zip(steps, values, strict=True):
+            by_step.setdefault(step.key, {})[ids] = Estimate(state, value, reason)
+    return {key: known._replace(steps=by_step.get(key, {})) for key, known in estimates.items()}
 
 
 def _compare_members(
@@ -310,14 +353,16 @@ def stamp_steps(
         steps.setdefault((key, path.agent), set()).update(map(id, path.transitions))
     made: dict[int, Transition] = {}
     found: list[Trajectory] = []
-    dropped: dict[AttemptKey, Dropped] = {}
+    dropped: dict[object, Dropped] = {}
     for key, path in keyed:
-        known = estimates.get(key, Estimate("", None, CAME_LATER))
-        if known.reason and key not in dropped:
-            first = path.transitions[0]
-            dropped[key] = Dropped(first.span_id, first.trace_id, "advantage", known.reason)
+        whole = estimates.get(key, Estimate("", None, CAME_LATER))
         weight = 1 / len(steps[key, path.agent])
         for step in path.transitions:
+            ids = step.trace_id, step.span_id
+            known = whole.steps.get(ids, whole)
+            if known.reason:
+                lost = Dropped(step.span_id, step.trace_id, "advantage", known.reason)
+                dropped.setdefault(ids if whole.steps else key, lost)
             if id(step) not in made:  # one that several paths share stays one
                 made[id(step)] = replace(
                     step, group_id=known.group_id, advantage=known.advantage, weight=weight

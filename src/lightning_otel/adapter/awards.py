@@ -5,9 +5,10 @@ last, likewise, what comes from outside: feedback, evaluations, scores of reward
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from lightning_otel.adapter.attributes import to_text
 from lightning_otel.adapter.rewards import ALREADY_REWARDED, add_decimals, add_named
 from lightning_otel.types import Reward, Span
 from lightning_otel.types import conventions as c
@@ -134,7 +135,8 @@ def award_calls(claims: Iterable[Claim], order: Mapping[int, Precedence]) -> Pla
     """Give each call the rewards that judge it; of one name the one that comes first.
 
     A reward that names its call comes before one of its rank that a rule brings there. Each goes to
-    those of its calls that have none of its names; a sequence to all of them, or to none.
+    those of its calls that have none of its names; a sequence to all of them, or to none. What a
+    further judge gave under a name has the judge's behind it.
     """
 
     def rank(claim: Claim) -> tuple[int, bool, Precedence]:
@@ -146,9 +148,10 @@ def award_calls(claims: Iterable[Claim], order: Mapping[int, Precedence]) -> Pla
     sums: dict[str, dict[Source, float]] = {}
     for claim in sorted(claims, key=rank):
         reward, shares = claim.reward, _share_reward(claim)
-        free = [
-            share for share in shares if named.get(share.call, {}).keys().isdisjoint(share.values)
-        ]
+        free = _find_free(shares, named)
+        if shares and not free and c.REWARD_AUTHOR in reward.span.attributes:
+            shares = _share_reward(_name_author(claim))
+            free = _find_free(shares, named)
         if not free or (reward.steps and len(free) < len(shares)):
             placement.unplaced.append((reward, _explain(claim, is_rival=bool(shares))))
             continue
@@ -175,6 +178,18 @@ def award_calls(claims: Iterable[Claim], order: Mapping[int, Precedence]) -> Pla
     placement.totals = {name: add_decimals(numbers.values()) for name, numbers in sums.items()}
     placement.value = add_decimals(earned.values()) if earned else None
     return placement
+
+
+def _find_free(shares: Iterable[_Share], named: Mapping[int, Mapping[str, Any]]) -> list[_Share]:
+    """Return the shares of calls that have no reward of their names."""
+    return [share for share in shares if named.get(share.call, {}).keys().isdisjoint(share.values)]
+
+
+def _name_author(claim: Claim) -> Claim:
+    """Return a judge's reward under names that tell it from what another one gave."""
+    author = to_text(claim.reward.span.attributes[c.REWARD_AUTHOR])
+    values = {f"{name} ({author})": value for name, value in claim.reward.values.items()}
+    return claim._replace(reward=replace(claim.reward, values=values))
 
 
 def _share_reward(claim: Claim) -> list[_Share]:

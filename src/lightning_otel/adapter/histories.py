@@ -3,14 +3,18 @@
 Neither time nor the tree is known here.
 """
 
+import hashlib
+import json
 from array import array
 from collections.abc import Container, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from lightning_otel.types import Call, Message
+from lightning_otel.types import Call, Message, Transition
+from lightning_otel.types.values import parse_json
 
 _MAX_DEPTH: Final = 20
+_CALLS: Final = ("tool_call", "tool_call_response")
 RULES: Final = ("system", "developer")
 """Who says instructions."""
 
@@ -107,7 +111,9 @@ def message_key(message: Mapping[str, Any]) -> int:
         for part in message["parts"]:  # flat parts, as most are, are hashed in C
             kind = part.get("type")
             if kind != "text":
-                if kind != "reasoning":
+                if kind in _CALLS:
+                    kept.append(frozenset(_drop_id(part).items()))
+                elif kind != "reasoning":
                     kept.append(frozenset(part.items()))
             elif part["content"]:
                 kept.append(part["content"])
@@ -116,7 +122,7 @@ def message_key(message: Mapping[str, Any]) -> int:
         parts = message.get("parts")
         if isinstance(parts, list):
             parts = [
-                part
+                _drop_id(part) if isinstance(part, dict) else part
                 for part in parts
                 if not isinstance(part, dict)
                 or not (
@@ -125,6 +131,43 @@ def message_key(message: Mapping[str, Any]) -> int:
                 )
             ]
         return _hash_value([message.get("role"), parts], 0)
+
+
+def _drop_id(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a part without its call's id, which is random; no arguments are an empty object."""
+    if part.get("type") not in _CALLS:
+        return part
+    steady = {name: value for name, value in part.items() if name != "id"}
+    if part["type"] == "tool_call":
+        steady["arguments"] = parse_json(steady.get("arguments") or {})
+    return steady
+
+
+def state_key(step: Transition) -> str:
+    """Return a hash of an agent and its state: messages and tools, else the prompt's token ids."""
+    state = [step.agent, list(step.prompt_ids)]
+    if step.observation:
+        state = [step.agent, _number_calls(step.observation), step.tools]
+    text = json.dumps(state, sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _number_calls(messages: Iterable[Message]) -> list[Any]:
+    """Return messages for an identity: calls have numbers for ids, and values for arguments."""
+    numbers: dict[object, int] = {}
+    steady: list[Any] = []
+    for message in messages:
+        parts = message.get("parts")
+        if isinstance(parts, (list, tuple)):
+            numbered = [
+                {**_drop_id(part), "number": numbers.setdefault(str(part.get("id")), len(numbers))}
+                if isinstance(part, Mapping) and part.get("type") in _CALLS
+                else part
+                for part in parts
+            ]
+            message = {**message, "parts": numbered}
+        steady.append({name: message[name] for name in message if name != "finish_reason"})
+    return steady
 
 
 def _hash_value(value: object, depth: int) -> int:

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, TypeAlias, TypedDict
 
 from lightning_otel.adapter.agent_patterns import REGEX, check_patterns, matches
+from lightning_otel.adapter.tokens import CUTS
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import CaptureLevel, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
@@ -50,6 +51,7 @@ class SelectionKeywords(TypedDict, total=False):
     min_reward: Annotated[float | None, "Only steps with at least this reward."]
     max_reward: Annotated[float | None, "Only steps with at most this reward."]
     capture: Annotated[CaptureLevel | None, "Only steps of this capture level."]
+    truncated: Annotated[bool, "Include answers that a limit or a filter cut off.", "included"]
     received: Annotated[
         bool,
         "Include spans received from elsewhere; without, it is as if they had never come.",
@@ -71,6 +73,7 @@ class Selection:
     min_reward: float | None = None
     max_reward: float | None = None
     capture: CaptureLevel | None = None
+    truncated: bool = True
     received: bool = True
 
     @classmethod
@@ -131,6 +134,7 @@ class Selection:
             and (self.min_reward is None or (reward is not None and reward >= self.min_reward))
             and (self.max_reward is None or (reward is not None and reward <= self.max_reward))
             and (self.capture is None or step.capture == self.capture)
+            and (self.truncated or step.finish_reason not in CUTS)
         )
 
     def part_of(self, trajectory: Trajectory) -> Trajectory | None:

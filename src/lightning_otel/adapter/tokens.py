@@ -34,6 +34,9 @@ PAIRING: Final = "tokens not paired: the logprobs name other token ids than were
 MARKED: Final = "manual step: no tokens"
 
 LENGTH: Final = "cut off: the answer reached its token limit"
+FILTERED: Final = "cut off: a filter stopped the answer"
+CUTS: Final = {"length": LENGTH, "max_tokens": LENGTH, "content_filter": FILTERED}
+"""Notes on answers that are not whole, by the reason why they finished."""
 NO_LOGPROBS: Final = "no logprobs: the server gave token ids alone"
 TRUNCATED: Final = "truncating sampling: top_p, top_k or min_p left tokens out"
 PENALISED: Final = "penalised sampling: a penalty moved the probabilities"
@@ -226,7 +229,7 @@ def sampling_of(attributes: Mapping[str, Any], otel_resource: Mapping[str, Any])
 
 def notes_of(step: "Transition") -> list[str]:
     """List the notes for a trainer that hold of a sound transition."""
-    notes = [LENGTH] if step.finish_reason == "length" else []
+    notes = [CUTS[step.finish_reason]] if step.finish_reason in CUTS else []
     if step.capture != "exact":
         return notes
     if not len(step.logprobs):

@@ -11,6 +11,7 @@ from lightning_otel.adapter import advantages, readers
 from lightning_otel.adapter.advantages import Advantage, Composition, Estimate, Outcome
 from lightning_otel.adapter.attempts import AttemptKey, sort_attempts
 from lightning_otel.adapter.continuations import Answers, complete_calls, index_answers
+from lightning_otel.adapter.histories import state_key
 from lightning_otel.adapter.linear import Adaptation, adapt_linear
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.adapter.selection import Matcher, apply_matchers
@@ -98,6 +99,18 @@ class TraceAdapter(ABC, Generic[T]):
     @abstractmethod
     def adapt(self, spans: Iterable[Span]) -> T:
         """Turn the spans of whole rollouts into something else."""
+
+
+def _describe_states(outcome: Outcome, paths: Sequence[Trajectory]) -> Outcome:
+    """Return an attempt's outcome with its steps by their states; the first may be its group."""
+    steps = {(step.trace_id, step.span_id): step for path in paths for step in path.transitions}
+    own = {
+        ids: Outcome(outcome.key, state_key(step), step.start_ns, step.rewards, step.reward)
+        for ids, step in steps.items()
+    }
+    first = next(iter(own.values()), outcome).group_id
+    group_id = outcome.group_id or (f"prompt-{first}" if own else "")
+    return outcome._replace(steps=own, group_id=group_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +248,19 @@ class TripletAdapter:
             rewards=len(waiting),
             dropped=tuple(dropped),
         )
+        outcomes = [outcome for part in found for outcome in part.outcomes]
+        how = self.comparison()
+        if how is not None and how.group_by in (advantages.STATE, advantages.PROMPT):
+            outcomes = [
+                _describe_states(outcome, part.trajectories)
+                for part in found
+                for outcome in part.outcomes
+            ]
         return Adaptation(
             [path for each in found for path in each.trajectories],
             Report.total([rest, *(each.report for each in found)]),
             [credited for each in found for credited in each.credited],
-            [outcome for each in found for outcome in each.outcomes],
+            outcomes,
             [(*attempt, part) for attempt, part in zip(attempts.items(), found, strict=True)],
         )
 

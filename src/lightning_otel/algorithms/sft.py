@@ -27,7 +27,7 @@ class SFT(GradientAlgorithm):
         self.needs_reward = threshold is not None
 
     def rows(self, batch: Batch) -> Rows:
-        """Return whole conversations up to their last answer; what the agent said is trained."""
+        """Return conversations up to their last answer; the agent's own answers train, each once."""
         answered = [_cut_to_answer(path) for path in batch]
         paths = [path for path in answered if path.transitions]
         steps = distinct_steps(paths)
@@ -39,11 +39,11 @@ class SFT(GradientAlgorithm):
         return Rows(rows, exclusions, {"exact": exact / max(len(steps), 1)})
 
     def trainer(self, args: Any, rows: Rows, **shared: Any) -> Any:
-        """Return TRL's; of messages, what the assistant said is trained alone."""
+        """Return TRL's; of a completion, what the assistant said is trained alone."""
         is_text = self.format == "sft"
         if is_text and "assistant_only_loss" not in self._settings:
             args.assistant_only_loss = True
-        self.columns = ("messages", "tools") if is_text else ("input_ids", "labels")
+        self.columns = ("prompt", "completion", "tools") if is_text else ("input_ids", "labels")
         return super().trainer(args, rows, **shared)
 
 

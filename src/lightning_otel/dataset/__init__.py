@@ -315,4 +315,9 @@ def _split_options(
     if formats.get(name).is_by_task and isinstance(found.adapter, TripletAdapter):
         how = found.adapter.advantage or Advantage()
         found = found._replace(adapter=replace(found.adapter, advantage=how))
+    elif formats.get(name).is_grouped and isinstance(found.adapter, TripletAdapter):
+        compared = found.adapter.comparison()
+        if compared is not None and compared.group_by is None:
+            compared = replace(compared, group_by="prompt")
+            found = found._replace(adapter=replace(found.adapter, advantage=compared))
     return found, rest

@@ -87,7 +87,8 @@ def export(
             left_out(left)
 
     made = rows(read, name, wanted=wanted, left_out=note, options=options)
-    count = save_rows(made, place, kind, formats.get(name).columns)
+    member = formats.get(name)
+    count = save_rows(made, place, kind, member.choose_columns(member.columns, options))
     told = reasons.most_common()
     return Exported(
         format=name,
@@ -224,4 +225,5 @@ def _make_card(columns: Mapping[str, str]) -> str:
     return (
         "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n"
         f"    path: {_TABLE}\n---\n\nWritten by lightning-otel; columns: {', '.join(columns)}.\n"
+        f"Loads with datasets {'4.7' if 'JSON' in columns.values() else '3.6'} or newer.\n"
     )

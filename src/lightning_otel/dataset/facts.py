@@ -13,6 +13,7 @@ import orjson
 
 from lightning_otel.adapter import TripletAdapter
 from lightning_otel.adapter.selection import Selection
+from lightning_otel.adapter.tokens import CUTS
 from lightning_otel.adapter.triplet import INCOMPLETE_ROLLOUT
 from lightning_otel.dataset.batches import make_clauses
 from lightning_otel.dataset.formats.transition_rows import BODIES, NARROW_COLUMNS, transition
@@ -192,4 +193,6 @@ def _choose_steps(con: Reader, wanted: Selection) -> Mapping[str, list[Any]]:
     }.items():
         if value is not None:
             terms[term] = [value]
+    if not wanted.truncated:
+        terms["coalesce(finish_reason, '') NOT IN (SELECT unnest(?::VARCHAR[]))"] = [[*CUTS]]
     return terms

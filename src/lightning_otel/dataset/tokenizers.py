@@ -9,14 +9,20 @@ import importlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from lightning_otel.errors import ConfigError, NotInstalledError
 from lightning_otel.messages.chat import messages_of, tools_of
+from lightning_otel.messages.media import to_text
 from lightning_otel.types import Message
 from lightning_otel.types.values import parse_json
 
 _EXTRA = "pip install 'lightning-otel[drift]'"
+_RENDERER = "transformers.utils.chat_template_utils"
+_PART = "{'type': 'text'"
+"""Parts that a template of texts has written as they are."""
+_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class TransformersTokenizer:
@@ -35,6 +41,7 @@ class TransformersTokenizer:
         self._tokenizer = tokenizer
         self._size = len(tokenizer)
         written = json.dumps(tokenizer.chat_template, sort_keys=True)
+        self.chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens_map)
         self.template = hashlib.sha256(written.encode()).hexdigest()[:8]
 
     def encode(self, text: str, /) -> Sequence[int]:
@@ -78,6 +85,60 @@ class TransformersTokenizer:
         except (refused, KeyError, TypeError, AttributeError) as exc:
             raise ValueError(f"the chat template refuses the messages: {exc}") from exc
         return str(text)
+
+
+class ChatTemplate(NamedTuple):
+    """A chat template in which rows are tried, and its tokenizer's special tokens by name."""
+
+    text: str
+    tokens: Mapping[str, str]
+
+    def find_fault(self, row: Mapping[str, Any]) -> str:
+        """Return why it cannot write prompt, completion and tools; empty if it writes all."""
+        fault = self._try_row(row)
+        if fault:  # templates of vision models want texts as parts: TRL makes them so
+            names = ("prompt", "completion")
+            parts = {name: list(map(_split_content, row[name])) for name in names}
+            fault = fault if self._try_row({**row, **parts}) else ""
+        return fault and f"the chat template {fault}; train with another one"
+
+    def _try_row(self, row: Mapping[str, Any]) -> str:
+        render = importlib.import_module(_RENDERER).render_jinja_template
+        refused = importlib.import_module("jinja2").TemplateError
+        options = {"tools": row["tools"] or None, "chat_template": self.text, **self.tokens}
+        whole = [*row["prompt"], *row["completion"]]
+        try:
+            render([row["prompt"]], add_generation_prompt=True, **options)
+            (text,), _ = render([whole], **options)
+        except (refused, LookupError, TypeError, AttributeError, ValueError) as exc:
+            return f"refuses it: {' '.join(str(exc).split())[:200].replace(';', ',')}"
+        rules = [_split_content(turn)["content"] for turn in whole if turn["role"] == "system"]
+        lines = "\n".join(to_text(part.get("text")) for parts in rules for part in parts)
+        is_lost = _PART in text or any(line.strip() not in text for line in lines.splitlines())
+        return "leaves instructions out" if is_lost else ""
+
+
+def _split_content(turn: Mapping[str, Any]) -> dict[str, Any]:
+    content = turn["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return {**turn, "content": parts}
+
+
+def load_template(source: str) -> ChatTemplate:
+    """Return the chat template of a tokenizer, or in a file that ends in ``.jinja``.
+
+    Raises:
+        ConfigError: As :func:`load_tokenizer`; or the file cannot be read.
+    """
+    if not source.endswith(".jinja"):
+        return load_tokenizer(source).chat_template
+    try:
+        importlib.import_module(_RENDERER)
+        return ChatTemplate(Path(source).read_text(encoding="utf-8"), dict.fromkeys(_TOKENS, ""))
+    except ImportError as exc:
+        raise NotInstalledError(f"no template can be tried: {exc}; {_EXTRA}") from exc
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"cannot read the template {source}: {exc}; name a file") from exc
 
 
 def load_tokenizer(source: str) -> TransformersTokenizer:

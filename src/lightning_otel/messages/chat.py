@@ -11,7 +11,6 @@ from lightning_otel.messages import read_message
 from lightning_otel.messages.media import content_of, to_json, to_text
 from lightning_otel.messages.parts import part_of
 from lightning_otel.types import Message
-from lightning_otel.types.values import parse_json
 
 
 def messages_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
@@ -118,9 +117,9 @@ def _join_content(content: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 def _make_call(part: Mapping[str, Any]) -> dict[str, Any]:
     name = part.get("name")
     arguments = part.get("arguments")
-    if arguments is None:
+    if arguments is None or arguments == "":
         text = "{}"
-    elif isinstance(arguments, str) and parse_json(arguments) is arguments:
+    elif isinstance(arguments, str) and part_of(part)["arguments"] is arguments:
         text = arguments  # cut or malformed: as the model wrote it
     else:
         text = to_json(arguments)

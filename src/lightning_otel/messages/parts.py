@@ -10,6 +10,7 @@ and of LangChain 1; Google's ``Part`` of ``generateContent``; message parts of t
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, Final, NoReturn, TypeAlias
@@ -67,7 +68,12 @@ def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-_STRICT: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+def _read_float(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse_constant(text)
+
+
+_STRICT: Final = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_read_float)
 
 
 def reasoning_part(content: str) -> Part:

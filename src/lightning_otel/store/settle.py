@@ -62,12 +62,12 @@ class SettleResult:
     files: int = 0
 
 
-def settle_for_reader(layout: Layout) -> SettleResult:
-    """Settle; log what cannot be settled, as on a full disk: it can be read unsettled."""
+def settle_for_reader(layout: Layout, limit: int | None = None) -> SettleResult:
+    """Settle, at most ``limit`` batches; log what cannot be settled, as on a full disk: it can be read unsettled."""
     import duckdb
 
     try:
-        return settle(layout)
+        return settle(layout, limit)
     except (OSError, duckdb.Error) as exc:
         log.warning("%s could not be settled: %s", layout.catalogue, exc)
         return SettleResult()

@@ -49,6 +49,9 @@ def _read_option(annotation: Any, default: object) -> Filter | None:
 _FORMAT_HELP: Final = {
     "threshold": "Least reward of a good answer; the others are left out, or marked as bad.",
     "gap": "Least difference between the rewards of a pair.",
+    "form": "Columns prompt and completion, or messages with a weight each.",
+    "arguments": "Tool arguments as objects; or as text, which old releases of datasets read.",
+    "template": "Leave out what a chat template cannot write: a .jinja file, or a tokenizer.",
 }
 
 
@@ -58,6 +61,9 @@ def list_format_options(format: Format) -> dict[str, Filter]:
         name: Filter(
             "", _FORMAT_HELP.get(name, "An option of this format."),
             float if default is None else type(default),
+            get_args(made.make.__annotations__.get(name))
+            if get_origin(made.make.__annotations__.get(name)) is Literal
+            else (),
             hint="" if default is None else str(default),
         )
         for name, default in format.options().items()

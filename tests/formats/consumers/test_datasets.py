@@ -19,6 +19,7 @@ TYPES = {
     "INTEGER": "Value('int32')",
     "BIGINT": "Value('int64')",
     "DOUBLE": "Value('float64')",
+    "VARCHAR[]": "List(Value('string'))",
     "INTEGER[]": "List(Value('int32'))",
     "DOUBLE[]": "List(Value('float64'))",
 }
@@ -50,6 +51,28 @@ def test_folders_and_parquet_have_the_types_of_their_columns(
     for row, held in zip(wanted, found, strict=True):
         for key, value in held.items():
             assert value == _listed(row.get(key))
+
+
+@pytest.mark.parametrize("name", ["sft", "prompt-completion", "kto", "dpo"])
+def test_rows_of_text_need_no_json_type(store: Store, tmp_path: Path, name: str) -> None:
+    """Releases before 4.7 know none: messages are structures, and tools text."""
+    options = {"credit": "discounted", "arguments": "text"}
+    store.export(name, tmp_path / "folder", **options)
+    store.export(name, tmp_path / "rows.jsonl", **options)
+    cache = str(tmp_path / "cache")
+
+    table = datasets.load_dataset(str(tmp_path / "folder"), split="train", cache_dir=cache)
+    lines = datasets.load_dataset(
+        "json", data_files=str(tmp_path / "rows.jsonl"), split="train", cache_dir=cache
+    )
+
+    assert len(table) == len(lines) > 0
+    assert "Json" not in repr(table.features)
+    for one, other in zip(table, lines, strict=True):
+        assert one["tools"] == other["tools"]
+        assert [turn["content"] for turn in one["prompt"]] == [
+            turn["content"] for turn in other["prompt"]
+        ]
 
 
 def _listed(value: object) -> object:

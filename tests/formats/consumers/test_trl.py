@@ -1,13 +1,16 @@
 """Each format for TRL makes its trainer's dataset and takes one step of a tiny model."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.adapter.forest import Forest, said
 from tests.formats.consumers import tiny
 from tests.formats.consumers.recorded import TASKS, TRIES, recorded
 
 from lightning_otel import Store
+from lightning_otel.types import conventions as c
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
@@ -105,6 +108,62 @@ def test_sft_trains_on_what_the_assistant_said(store: Store, tmp_path: Path, end
     stepped(trainer)
 
 
+def edited(path: Path) -> Store:
+    """A store of an agent with an example in its prompt, and a clock that goes on once."""
+    store = Store(path)
+    forest = Forest(rollout_id="edited", trace_id=f"{9:032x}", process="p", tick=1000)
+    history = [said("user", "1+1?"), said("assistant", "EXAMPLE"), said("user", "go")]
+    with forest.agent("solver"):
+        for number in range(6):
+            answer = said("assistant", f" own {number}\n")
+            given = [said("system", f"It is 12:0{number // 3}."), *history]
+            forest.make("chat", {
+                c.OPERATION: c.CHAT,
+                c.INPUT_MESSAGES: json.dumps(given),
+                c.OUTPUT_MESSAGES: json.dumps([{**answer, "finish_reason": "stop"}]),
+            })  # fmt: skip
+            history += [answer, said("user", "on")]
+        forest.reward(1.0)
+    store.add(forest.spans)
+    return store
+
+
+@pytest.mark.parametrize("threshold", [None, 0.5])
+def test_sft_trains_each_answer_once(tmp_path: Path, threshold: float | None) -> None:
+    """History, examples and edits are never trained; both masks of the trainer say so."""
+    rows = load(edited(tmp_path / "traces.duckdb"), "sft", tmp_path, threshold=threshold)
+
+    trainer = trainer_of("SFT", rows, tmp_path, assistant_only_loss=True)
+
+    trained = [
+        tiny.tokenizer().decode([label for label in row["labels"] if label != IGNORED])
+        for row in trainer.train_dataset
+    ]
+    answers = [text for each in trained for text in each.split("<|end|>") if text]
+    assert sorted(answers) == [f" own {number}\n" for number in range(6)]
+    assert len(rows) == 2
+
+
+def test_rows_render_in_the_templates_of_trl(tmp_path: Path) -> None:
+    """Each row that is exported for a template is trained in it: something of it is generated."""
+    store = edited(tmp_path / "traces.duckdb")
+    templates = sorted((Path(trl.__file__).parent / "chat_templates").glob("*_training.jinja"))
+    tokenizer = tiny.tokenizer()
+    counts = []
+    for template in templates:
+        rows = list(store.rows("sft", template=str(template)))
+        counts.append(sum(row["steps"] for row in rows))
+        for row in rows:
+            turns = row["prompt"] + row["completion"]
+            if template.stem.partition("_")[0] in ("idefics3", "smolvlm", "llava"):
+                turns = trl.data_utils.prepare_multimodal_messages(turns)
+            tokenizer.apply_chat_template(turns, chat_template=template.read_text())
+
+    assert len(templates) > 25
+    assert counts.count(6) > 25
+    assert counts[[each.stem for each in templates].index("gemma_training")] == 0
+
+
 def test_sft_of_the_best_alone(store: Store, tmp_path: Path) -> None:
     """A threshold keeps what was right."""
     rows = load(store, "sft", tmp_path, threshold=1.0)
@@ -151,12 +210,12 @@ def test_kto_takes_labels(store: Store, tmp_path: Path, ending: str) -> None:
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_dpo_takes_pairs(store: Store, tmp_path: Path, ending: str) -> None:
-    """The first steps of a task, judged by what came of them, are pairs."""
+    """Steps of a task that saw the same, judged by what came of them, are pairs."""
     rows = load(store, "dpo", tmp_path, ending, credit="discounted", gamma=1.0)
 
     trainer = trainer_of("DPO", rows, tmp_path)
 
-    assert len(rows) == len(TASKS) * TRIES // 2
+    assert len(rows) == len(TASKS) * TRIES
     assert all(one > two for one, two in zip(rows["reward"], rows["rejected_reward"], strict=True))
     stepped(trainer)
 

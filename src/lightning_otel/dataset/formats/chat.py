@@ -4,8 +4,9 @@ Source: OpenAI's API reference for chat completions and fine-tuning files; for t
 and TRL hand messages to them.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from lightning_otel.adapter.continuations import NOT_HERE, SERVER_HISTORY
 from lightning_otel.adapter.histories import RULES, find_choice
@@ -23,19 +24,62 @@ _HELD: Final = OPENAI_PARTS | {
 }  # fmt: skip
 """Kinds of stored parts that have a place in chat."""
 _UNHELD: Final = "a part of type {!r}; export triplets, which hold every part"
+_NO_OBJECT: Final = (
+    "arguments of a tool call that are no JSON object; write them as they are: arguments 'text'"
+)
+_TOO_LARGE: Final = "a whole number beyond 64 bits; write it as it is: arguments 'text'"
+_NO_TEXT: Final = "content that is not text; leave arguments 'text' out"
+Arguments: TypeAlias = Literal["object", "text"]
+"""Form of the arguments of tool calls, and of tools."""
 _TEMPLATE_PARTS: Final = OPENAI_PARTS | {"audio_url", "video_url", "image_file"}
 
 
-def for_templates(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Return messages as chat templates take them: arguments as objects, several texts as one."""
-    found = hold_parts(messages_of(messages), _TEMPLATE_PARTS)
-    for item in found:
+def for_templates(
+    messages: Iterable[Message], arguments: Arguments = "object"
+) -> list[dict[str, Any]]:
+    """Return messages as chat templates take them: several texts as one, ``system`` alone.
+
+    Args:
+        messages: As the GenAI conventions write them.
+        arguments: ``object``, as templates want them; or ``text``, with no content but text.
+    """
+    turns = hold_parts(messages_of(messages), _TEMPLATE_PARTS)
+    for item in turns:
         item["content"] = _join_texts(item)
         if refusal := item.pop("refusal", ""):
             item["content"] = _add_text(item["content"], refusal)
+        if arguments == "text":
+            if not isinstance(item["content"], str):
+                raise UnheldError(_NO_TEXT)
+            continue
         for call in item.get("tool_calls", ()):
             call["function"]["arguments"] = _parse_arguments(call["function"]["arguments"])
-    return found
+    return _merge_rules(turns)
+
+
+def answer_of(step: Transition) -> Message:
+    """Return the first answer of a step; its tracer may have named no role."""
+    answer = step.action[0]
+    if answer.get("role", "assistant") != "assistant":
+        raise UnheldError("an answer that is no message of the assistant; export triplets")
+    return {**answer, "role": "assistant"}
+
+
+def _merge_rules(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return turns in which a developer is the system, and part of the first instructions.
+
+    Templates leave a developer out in silence, or refuse a second system message.
+    """
+    first = next((turn for turn in turns if turn["role"] in RULES), None)
+    merged: list[dict[str, Any]] = []
+    for turn in turns:
+        if turn["role"] == "developer":
+            turn["role"] = "system"
+            if first is not None and first is not turn and isinstance(turn["content"], str):
+                first["content"] = _add_text(first["content"], turn["content"])
+                continue
+        merged.append(turn)
+    return merged
 
 
 def has_messages(step: Transition) -> bool:
@@ -125,7 +169,21 @@ def _add_text(content: str | list[dict[str, Any]], text: str) -> str | list[dict
     return f"{content}\n{text}" if content else text
 
 
-def _parse_arguments(arguments: str) -> Any:
-    """Return arguments as the object that templates write out; text that is none stays text."""
-    found = parse_json(arguments)
-    return found if isinstance(found, dict) else arguments
+def _parse_arguments(arguments: str) -> dict[str, Any]:
+    """Return arguments as the object that templates write out."""
+    value = parse_json(arguments)
+    if not isinstance(value, dict):
+        raise UnheldError(_NO_OBJECT)
+    check_numbers(value)
+    return value
+
+
+def check_numbers(value: object) -> None:
+    """Refuse numbers that no reader of JSON takes: whole ones beyond int64, and infinite ones."""
+    if isinstance(value, (Mapping, list, tuple)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            check_numbers(part)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise UnheldError(_TOO_LARGE)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UnheldError(_NO_OBJECT)

@@ -61,6 +61,7 @@ class Format:
         needs: What a step must have to become part of a row, in a few words.
         is_grouped: Whether the trajectories are to come group by group.
         is_by_task: Whether a group is always the rollouts of one task, where there is one.
+        choose_columns: Returns the columns under some options, where these change them.
     """
 
     make: Callable[..., Made]
@@ -69,6 +70,9 @@ class Format:
     needs: str = ""
     is_grouped: bool = False
     is_by_task: bool = False
+    choose_columns: Callable[[Mapping[str, str], Mapping[str, Any]], Mapping[str, str]] = (
+        lambda columns, _: columns
+    )
 
     def options(self) -> dict[str, Any]:
         """Return the defaults of what can be set, by name."""
@@ -196,6 +200,8 @@ ORIGIN: Final[Mapping[str, str]] = {
     "reward": "DOUBLE",
 }
 """Columns that say where a row comes from; trainers pass over them."""
+SPAN_IDS: Final[Mapping[str, str]] = {"span_ids": "VARCHAR[]"}
+"""Column of a row of several steps: the span of each of them."""
 
 
 def origin(step: Transition, reward: float | None) -> Row:

@@ -4,7 +4,6 @@ A temporary database on disk does it, SQLite's own kind, which nobody else can o
 gone with its connection.
 """
 
-import hashlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from lightning_otel.adapter.histories import state_key
 from lightning_otel.dataset.formats.chat import has_messages
 from lightning_otel.dataset.formats.format import (
     NO_MESSAGES,
@@ -26,7 +26,6 @@ from lightning_otel.dataset.formats.format import (
     make_row,
 )
 from lightning_otel.dataset.formats.transition_rows import transition
-from lightning_otel.messages.media import to_json
 from lightning_otel.types import Trajectory, Transition
 from lightning_otel.types.values import dump
 
@@ -42,17 +41,7 @@ def group_of(trajectory: Trajectory) -> str:
     with the same prompt are a group.
     """
     first = trajectory.transitions[0]
-    return first.group_id or f"prompt-{prompt_key(first)}"
-
-
-def prompt_key(step: Transition) -> str:
-    """Return a hash of the agent and its prompt: token ids, else messages and tools."""
-    prompt: list[Any] = list(step.prompt_ids) or [step.observation, step.tools]
-    try:
-        text = orjson.dumps([step.agent, prompt], option=orjson.OPT_SORT_KEYS)
-    except (TypeError, ValueError):  # an integer beyond 64 bits, or much nesting
-        text = to_json([step.agent, prompt]).encode("utf-8", "replace")
-    return hashlib.sha256(text).hexdigest()[:16]
+    return first.group_id or f"prompt-{state_key(first)}"
 
 
 def by_group(trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
@@ -105,8 +94,11 @@ def pair_rows(
     """Yield a row for each pair of answers to a prompt: the best with the worst, and so inwards.
 
     An answer is in one pair at most, so that none outvotes the others. Prompts are the same if
-    their token ids are, or where there are none their messages and tools. The trajectories come
-    group by group; the better answer must have earned more by the gap, and more in any case.
+    their messages and tools are, since these are what is trained: calls by number, not by id. The
+    trajectories come group by group; the better answer must have earned more by the gap, and more
+    in any case.
+
+    Source: equal states as groups, Feng et al., GiGPO, arXiv 2505.10978, section 4.
     """
     for _, group in groupby(trajectories, group_of):
         by_prompt: dict[str, list[Transition]] = {}
@@ -116,7 +108,7 @@ def pair_rows(
             elif not has_messages(step):
                 yield LeftOut(step, NO_MESSAGES)
             else:
-                by_prompt.setdefault(prompt_key(step), []).append(step)
+                by_prompt.setdefault(state_key(step), []).append(step)
         for steps in by_prompt.values():
             for pair in _pair_steps(steps, gap):
                 if isinstance(pair, LeftOut):

@@ -4,10 +4,16 @@ Source: TRL's conversational types: language modeling (``messages``), prompt-com
 preference (``label``) and preference (``chosen``, ``rejected``), each with ``tools``.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+import json
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from lightning_otel.adapter.histories import RULES
 from lightning_otel.dataset.formats.chat import (
+    Arguments,
+    answer_of,
+    check_numbers,
     for_templates,
     has_messages,
     is_continued,
@@ -17,154 +23,284 @@ from lightning_otel.dataset.formats.format import (
     NO_MESSAGES,
     NO_REWARD,
     ORIGIN,
+    SPAN_IDS,
     Format,
     LeftOut,
     Made,
     Row,
     UnheldError,
     attempt,
+    make_row,
     origin,
     reward_fault,
     step_rows,
     with_rewards,
 )
 from lightning_otel.dataset.formats.groups import Pair, pair_rows
-from lightning_otel.messages.chat import tools_of
+from lightning_otel.dataset.tokenizers import ChatTemplate, load_template
+from lightning_otel.messages import objects
+from lightning_otel.messages.chat import messages_of, tools_of
 from lightning_otel.types import Message, Trajectory, Transition
 
-
-class _Conversation(NamedTuple):
-    """Steps that go on from each other, and all that was said in them."""
-
-    steps: list[Transition]
-    said: list[Message]
-
-
-def make_sft(trajectories: Iterable[Trajectory], *, threshold: float | None = None) -> Made:
-    """Yield one row a conversation; a prompt that does not go on from it begins a new one.
-
-    With ``assistant_only_loss=True`` every assistant turn of a row is trained. Trajectories whose
-    last reward is below the threshold are left out.
-    """
-    for trajectory, reward in with_rewards(trajectories):
-        if fault := reward_fault(reward, threshold):
-            yield from (LeftOut(step, fault) for step in trajectory.transitions)
-            continue
-        for each in _find_conversations(trajectory.transitions):
-            if isinstance(each, LeftOut):
-                yield each
-                continue
-            last = each.steps[-1]
-            row = _make_columns(each.said, last)
-            yield {**row, "steps": len(each.steps), **origin(last, reward)}
+Form: TypeAlias = Literal["prompt", "messages"]
+"""Columns of ``sft``: ``prompt`` and ``completion``, or ``messages`` with weights."""
+_OTHERS: Final = frozenset({"assistant", *RULES})
+"""Roles that end a row: other answers would be trained, other instructions misplaced."""
+_IN_ROW: Final = "in the row of another trajectory"
 
 
-def make_prompt_completion(trajectories: Iterable[Trajectory]) -> Made:
-    """Return one row a step that has messages; only the completion is trained.
+class _Chat(NamedTuple):
+    """Chat as the options of an export want it written."""
 
-    Where the server gave token ids they are there too, with the mask of what was sampled;
-    ``tokens`` holds these alone, ready to be trained as they are.
-    """
+    arguments: Arguments
+    template: ChatTemplate | None
 
-    def row_of(step: Transition) -> Row:
-        row = _answer_row(step)
-        if step.capture == "exact":
-            row["prompt_ids"] = list(step.prompt_ids)
-            row["completion_ids"] = list(step.response_ids)
-            row["completion_mask"] = [0] * len(step.prompt_ids) + [1] * len(step.response_ids)
+    @classmethod
+    def of(cls, arguments: Arguments, template: str) -> "_Chat":
+        return cls(arguments, load_template(template) if template else None)
+
+    def make_row(self, steps: Sequence[Transition], between: Iterable[Sequence[Message]]) -> Row:
+        """Return prompt, completion and tools of steps, and what stands between their answers."""
+        first, *rest = steps
+        turns = [answer_of(first)]
+        for messages, step in zip(between, rest, strict=True):
+            turns += [*messages, answer_of(step)]
+        row: Row = {
+            "prompt": for_templates(first.observation, self.arguments),
+            "completion": for_templates(turns, self.arguments),
+            "tools": tools_of(tool for step in steps for tool in step.tools),
+        }
+        if self.template and (fault := self.template.find_fault(row)):
+            raise UnheldError(fault)
+        if not row["tools"]:
+            del row["tools"]
+        elif self.arguments == "object":
+            check_numbers(row["tools"])
+        else:
+            row["tools"] = json.dumps(row["tools"])
         return row
 
-    return step_rows(trajectories, row_of, note_parts)
+    def make_answer(self, step: Transition) -> Row:
+        """Return the row of a step, and its origin."""
+        if not has_messages(step):
+            raise UnheldError(NO_MESSAGES)
+        return {**self.make_row((step,), ()), **origin(step, step.reward)}
 
 
-def make_kto(trajectories: Iterable[Trajectory], *, threshold: float = 0.5) -> Made:
+class _Run(NamedTuple):
+    """Steps of which each goes on from the one before, unedited, and what came between them."""
+
+    steps: list[Transition]
+    between: list[Sequence[Message]]
+
+
+def make_sft(
+    trajectories: Iterable[Trajectory],
+    *,
+    threshold: float | None = None,
+    form: Form = "prompt",
+    arguments: Arguments = "object",
+    template: str = "",
+) -> Made:
+    """Yield rows that train each answer once; what came before the first of a row is its prompt.
+
+    A row begins where the history was edited, holds words of others or further instructions, or a
+    tool was changed. Trajectories whose last reward is below the threshold are left out.
+    """
+    chat = _Chat.of(arguments, template)
+    attempts = groupby(
+        with_rewards(trajectories), lambda item: (item[0].rollout_id, item[0].attempt_id)
+    )
+    for _, paths in attempts:
+        done: set[object] = set()
+        out: dict[object, LeftOut] = {}
+        for trajectory, reward in paths:
+            rows: Iterable[Row | LeftOut] = _make_rows(trajectory, reward, chat, form, done)
+            if fault := reward_fault(reward, threshold):
+                rows = [LeftOut(step, fault) for step in trajectory.transitions]
+            for part in rows:
+                if isinstance(part, LeftOut) and not part.is_row_written:
+                    out.setdefault(_key_of(part.step), part)
+                else:
+                    yield part
+        # A step that several trajectories share may be in a row of another one.
+        yield from (part for key, part in out.items() if key not in done)
+
+
+def _key_of(step: Transition) -> object:
+    return (step.trace_id, step.span_id) if step.is_shared else id(step)
+
+
+def _make_rows(
+    trajectory: Trajectory, reward: float | None, chat: _Chat, form: Form, done: set[object]
+) -> Made:
+    """Yield the rows of a trajectory, and add the steps in them that others share to ``done``."""
+
+    def row_of(run: _Run) -> Row:
+        row = chat.make_row(*run)
+        if form == "messages":
+            turns = [
+                {**turn, "weight": weight} if turn["role"] == "assistant" else turn
+                for weight, name in enumerate(("prompt", "completion"))
+                for turn in row.pop(name)
+            ]
+            row = {"messages": turns, **row}
+        ids = [step.span_id for step in run.steps]
+        return {**row, "steps": len(ids), **origin(run.steps[-1], reward), "span_ids": ids}
+
+    for run in _find_runs(trajectory.transitions, chat, done):
+        if isinstance(run, LeftOut):
+            yield run
+            continue
+        for part in make_row(row_of, run, run.steps, note_parts):
+            if not isinstance(part, LeftOut):
+                done.update(_key_of(step) for step in run.steps if step.is_shared)
+            yield part
+
+
+def _find_runs(
+    steps: Iterable[Transition], chat: _Chat, done: Container[object]
+) -> Iterator[_Run | LeftOut]:
+    run = _Run([], [])
+    for step in steps:
+        rest: Sequence[Message] | str | None = None
+        if step.is_shared and _key_of(step) in done:
+            rest = _IN_ROW
+        elif not has_messages(step):
+            rest = NO_MESSAGES
+        elif run.steps:
+            rest = attempt(_read_rest, run.steps[-1], step, chat)
+        if run.steps and (rest is None or isinstance(rest, str)):
+            yield run
+            run = _Run([], [])
+        if rest is None and isinstance(row := attempt(chat.make_row, (step,), ()), str):
+            rest = row
+        if not isinstance(rest, str):
+            run.between.extend([rest] if rest is not None else [])
+            run.steps.append(step)
+        elif rest != _IN_ROW:
+            yield LeftOut(step, rest)
+    if run.steps:
+        yield run
+
+
+def _read_rest(before: Transition, step: Transition, chat: _Chat) -> Sequence[Message] | None:
+    """Return what a prompt adds to the answer before; None where a row begins.
+
+    Raises:
+        UnheldError: That, or the answer, has no place in a row.
+    """
+    if not is_continued(before, step):
+        return None
+    size = len(before.observation)
+    rest = step.observation[size + 1 :]
+    if _list_call_ids(before.action[0]) != _list_call_ids(step.observation[size]):
+        return None
+    if any(turn["role"] in _OTHERS for turn in messages_of(rest)):
+        return None
+    for_templates([*rest, answer_of(step)], chat.arguments)
+    both = tools_of([*before.tools, *step.tools])
+    return rest if all(tool in both for tool in tools_of(before.tools)) else None
+
+
+def _list_call_ids(message: Message) -> list[Any]:
+    parts = objects(message.get("parts"))
+    return [part.get("id") for part in parts if part.get("type") == "tool_call"]
+
+
+def make_prompt_completion(
+    trajectories: Iterable[Trajectory], *, arguments: Arguments = "object", template: str = ""
+) -> Made:
+    """Return one row a step that has messages; only the completion is trained.
+
+    The trainer makes its own tokens of it; ``tokens`` holds those that the server sampled.
+    """
+    return step_rows(trajectories, _Chat.of(arguments, template).make_answer, note_parts)
+
+
+def make_kto(
+    trajectories: Iterable[Trajectory],
+    *,
+    threshold: float = 0.5,
+    arguments: Arguments = "object",
+    template: str = "",
+) -> Made:
     """Return one row a step with messages and a reward, good where that reaches the threshold."""
+    chat = _Chat.of(arguments, template)
 
     def row_of(step: Transition) -> Row:
         if step.reward is None:
             raise UnheldError(NO_REWARD)
-        return {**_answer_row(step), "label": step.reward >= threshold}
+        return {**chat.make_answer(step), "label": step.reward >= threshold}
 
     return step_rows(trajectories, row_of, note_parts)
 
 
-def make_dpo(trajectories: Iterable[Trajectory], *, gap: float = 0.0) -> Made:
+def make_dpo(
+    trajectories: Iterable[Trajectory],
+    *,
+    gap: float = 0.0,
+    arguments: Arguments = "object",
+    template: str = "",
+) -> Made:
     """Return one row a pair of answers to a prompt whose rewards differ by the gap at least."""
-    return pair_rows(trajectories, gap, _pair_row, note_parts)
+    chat = _Chat.of(arguments, template)
 
+    def row_of(pair: Pair) -> Row:
+        row, rejected = map(chat.make_answer, pair)
+        row["chosen"] = row.pop("completion")
+        names = {"completion": "rejected", **{name: f"rejected_{name}" for name in _REJECTED}}
+        return {**row, **{column: rejected[name] for name, column in names.items()}}
 
-def _pair_row(pair: Pair) -> Row:
-    row, rejected = map(_answer_row, pair)
-    row["chosen"] = row.pop("completion")
-    names = {"completion": "rejected", **{name: f"rejected_{name}" for name in _REJECTED}}
-    return {**row, **{column: rejected[name] for name, column in names.items()}}
-
-
-def _answer_row(step: Transition) -> Row:
-    """Return prompt, completion and tools as chat templates take them, and the origin."""
-    if not has_messages(step):
-        raise UnheldError(NO_MESSAGES)
-    row: Row = {
-        "prompt": for_templates(step.observation),
-        "completion": for_templates(step.action[:1]),
-    }
-    return {**row, **_tools_column(step), **origin(step, step.reward)}
-
-
-def _make_columns(said: Iterable[Message], step: Transition) -> Row:
-    return {"messages": for_templates(said), **_tools_column(step)}
-
-
-def _tools_column(step: Transition) -> Row:
-    return {"tools": tools_of(step.tools)} if step.tools else {}
-
-
-def _find_conversations(steps: Iterable[Transition]) -> Iterator[_Conversation | LeftOut]:
-    held = _Conversation([], [])
-    for step in steps:
-        if not has_messages(step):
-            yield LeftOut(step, NO_MESSAGES)
-            continue
-        goes_on = bool(held.steps) and is_continued(held.steps[-1], step)
-        seen = len(held.steps[-1].observation) + 1 if goes_on else 0
-        said = [*step.observation[seen:], *step.action[:1]]
-        made = attempt(_make_columns, said, step)
-        if isinstance(made, str):
-            yield LeftOut(step, made)
-            continue
-        yield from note_parts(step)
-        if held.steps and not goes_on:
-            yield held
-            held = _Conversation([], [])
-        held.steps.append(step)
-        held.said.extend(said)
-    if held.steps:
-        yield held
+    return pair_rows(trajectories, gap, row_of, note_parts)
 
 
 _REJECTED: Final = ("rollout_id", "span_id", "reward")
+_TURNS: Final = (
+    'STRUCT("role" VARCHAR, content VARCHAR, "name" VARCHAR, reasoning_content VARCHAR, '
+    'tool_calls STRUCT(id VARCHAR, "type" VARCHAR, "function" STRUCT("name" VARCHAR, '
+    "arguments VARCHAR))[], tool_call_id VARCHAR, weight INTEGER)[]"
+)
+_TEXTS: Final = {
+    **dict.fromkeys(("messages", "prompt", "completion", "chosen", "rejected"), _TURNS),
+    "tools": "VARCHAR",
+}
+"""Types with ``arguments`` as text: those that every release of datasets reads."""
+
+
+def _choose_columns(columns: Mapping[str, str], options: Mapping[str, Any]) -> Mapping[str, str]:
+    if options.get("form") == "messages":
+        rest = columns.keys() - {"prompt", "completion"}
+        columns = {"messages": "JSON", **{name: columns[name] for name in columns if name in rest}}
+    texts = _TEXTS if options.get("arguments") == "text" else {}
+    return {name: texts.get(name, kind) for name, kind in columns.items()}
+
 
 SFT: Final = Format(
     make_sft,
-    {"messages": "JSON", "tools": "JSON", "steps": "INTEGER", **ORIGIN},
+    {
+        **dict.fromkeys(("prompt", "completion", "tools"), "JSON"),
+        "steps": "INTEGER",
+        **ORIGIN,
+        **SPAN_IDS,
+    },
     used_by="TRL SFTTrainer, assistant_only_loss=True",
     needs="messages",
+    choose_columns=_choose_columns,
 )
 PROMPT_COMPLETION: Final = Format(
     make_prompt_completion,
-    {
-        **dict.fromkeys(("prompt", "completion", "tools"), "JSON"),
-        **dict.fromkeys(("prompt_ids", "completion_ids", "completion_mask"), "INTEGER[]"),
-        **ORIGIN,
-    },
+    {**dict.fromkeys(("prompt", "completion", "tools"), "JSON"), **ORIGIN},
     used_by="TRL SFTTrainer",
     needs="messages",
+    choose_columns=_choose_columns,
 )
 KTO: Final = Format(
     make_kto,
     {"prompt": "JSON", "completion": "JSON", "label": "BOOLEAN", "tools": "JSON", **ORIGIN},
     used_by="TRL KTOTrainer",
     needs="messages and a reward",
+    choose_columns=_choose_columns,
 )
 DPO: Final = Format(
     make_dpo,
@@ -176,4 +312,5 @@ DPO: Final = Format(
     used_by="TRL DPOTrainer",
     needs="messages, and several rewarded answers to one prompt",
     is_grouped=True,
+    choose_columns=_choose_columns,
 )
