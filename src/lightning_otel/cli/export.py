@@ -32,7 +32,8 @@ from lightning_otel.views.options import TRANSITIONS, list_format_options, make_
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
-    from lightning_otel.dataset.export import Exported, FileKind
+    from lightning_otel.dataset.export import Exported
+    from lightning_otel.dataset.files import FileKind
     from lightning_otel.dataset.formats.format import Format, LeftOut
 
 _COUNTS: Final = (
@@ -108,6 +109,11 @@ _MAKING: Final = (
     click.option("--left-out", "left_path", metavar="FILE",
                  help="Write the steps left out, and why, to FILE."),
     click.option("--json", "as_json", is_flag=True, help="Print the counts as one JSON document."),
+    click.option("--certificate", "certificate", is_flag=True,
+                 help="Write a certificate as well; see: verify."),
+    click.option("--split", type=float, metavar="SHARE",
+                 help="Write this share of tasks to a file of validation, such as 0.1."),
+    click.option("--seed", type=int, default=0, metavar="N", help="Divide the tasks otherwise."),
     store_option,
 )  # fmt: skip
 
@@ -123,7 +129,7 @@ def spans(
     """Spans, one a line in the shape of the SDK's ReadableSpan.to_json()."""
     from lightning_otel.cli.spans import sdk_json
     from lightning_otel.dataset import Store
-    from lightning_otel.dataset.export import check_place, save_rows
+    from lightning_otel.dataset.files import check_place, save_rows
 
     place = _choose_place(out, output)
     found = _choose_kind(place, kind)
@@ -157,7 +163,8 @@ def _make_command(name: str, made: "Format") -> click.Command:
 
 def _run_export(
     name: str, made: "Format", *, out: str | None, output: str | None, kind: "FileKind | None",
-    is_dry_run: bool, as_json: bool, left_path: str | None, store: str | None, **options: Any,
+    is_dry_run: bool, as_json: bool, left_path: str | None, certificate: bool, split: float | None,
+    seed: int, store: str | None, **options: Any,
 ) -> int:  # fmt: skip
     from lightning_otel.dataset import Store
 
@@ -181,6 +188,9 @@ def _run_export(
             kind=chosen,
             left_out=left_out,
             progress=progress,
+            certificate=certificate and not is_dry_run,
+            split=split,
+            seed=seed,
             **keywords,
         )
     is_selected = bool(keywords.keys() & {"rollout_id", "agents", "since", "until"})
@@ -215,6 +225,10 @@ def _word_funnel(done: "Exported", place: str) -> Iterator[str]:
         f"{report.rewarded} of {report.transitions} transitions have one"
     )
     yield f"rows       {done.rows} of {done.format} → {place}"
+    if done.tasks:
+        yield f"split      {', '.join(f'{n} tasks {side}' for side, n in done.tasks.items())}"
+    if done.certificate is not None:
+        yield f"certified  {done.certificate}"
     for words, reasons in (
         ("left out", report.reasons()), ("not exact", report.inexact), ("note", report.notes),
     ):  # fmt: skip
@@ -247,6 +261,9 @@ def _describe(done: "Exported", why_empty: str | None, *, is_dry_run: bool) -> d
         "rows": done.rows,
         "left_out": {**done.report.reasons(), **done.left_out},
         "partial": done.partial,
+        "steps": done.steps,
+        "in_rows": done.in_rows,
+        "tasks": done.tasks,
         "span_ids": done.span_ids,
         "why_empty": why_empty,
     }
@@ -298,7 +315,7 @@ def _choose_place(out: str | None, output: str | None) -> str:
 
 def _choose_kind(place: str, kind: "FileKind | None") -> "FileKind":
     """Return the file's kind: as named, else by the place's suffix."""
-    from lightning_otel.dataset.export import kind_of
+    from lightning_otel.dataset.files import kind_of
 
     if place != _STDOUT:
         return kind_of(place, kind)

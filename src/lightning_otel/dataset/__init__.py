@@ -12,7 +12,8 @@ from lightning_otel.types.values import check_names, check_types
 
 if TYPE_CHECKING:
     from lightning_otel.adapter import Adaptation
-    from lightning_otel.dataset.export import Exported, FileKind, Place
+    from lightning_otel.dataset.export import Exported
+    from lightning_otel.dataset.files import FileKind, Place
     from lightning_otel.dataset.formats.format import LeftOut, Row
     from lightning_otel.dataset.query import QueryKeywords, TransitionQuery
     from lightning_otel.store.table import Table, Transitions
@@ -189,6 +190,9 @@ class Store(SpanStore):
         kind: "FileKind | None" = None,
         left_out: "Callable[[LeftOut], None] | None" = None,
         progress: "Callable[[int], None] | None" = None,
+        certificate: bool = False,
+        split: float | None = None,
+        seed: int = 0,
         **options: Any,
     ) -> "Exported":
         """Write rows that a trainer reads: ``store.export("sft", "sft.jsonl")``.
@@ -204,6 +208,9 @@ class Store(SpanStore):
                 one that Hugging Face's ``datasets.load_dataset`` reads.
             left_out: Told of everything that the format cannot hold, with the reason.
             progress: Told how many rollouts are done.
+            certificate: Whether a certificate is written beside the file, or into the folder.
+            split: The share of tasks, between 0 and 1, whose rows go to a file of validation.
+            seed: Divides the tasks otherwise.
             **options: Those of the format, such as ``threshold`` of ``kto``; and how spans become
                 which steps, as :meth:`transitions` takes them, such as ``agents``. ``advantage``
                 says what the groups are.
@@ -211,20 +218,23 @@ class Store(SpanStore):
         Raises:
             ConfigError: There is no such format or option, or nothing can be written there.
             AdapterError: The other adapter cannot be loaded.
+            CertificateError: The rows do not account for every step.
             StoreMissingError: There is no store.
         """
-        from lightning_otel.dataset.export import export
+        from lightning_otel.dataset.export import Output, export
 
+        check_types({"split": split, "seed": seed}, {"split": float | None, "seed": int})
         query, rest = _split_options(options, format)
+        name = self.name if self.layout is None else self.layout.catalogue.name
         return export(
             lambda: self._adapt(query),
             format,
-            place,
-            kind=kind,
+            Output(place, kind, certificate, split, seed, name),
             wanted=query.wanted,
             left_out=left_out,
             progress=progress,
             options=rest,
+            query={name: value for name, value in options.items() if name not in rest},
         )
 
     def rows(self, format: str, **options: Any) -> "Iterator[Row]":

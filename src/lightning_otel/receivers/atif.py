@@ -69,7 +69,7 @@ def read_trajectory(document: Object) -> Iterator[Span]:
     if not _VERSION.fullmatch(str(document.get("schema_version"))):
         raise InvalidSpanError(f"schema_version is {document['schema_version']!r}, none of ATIF v1")
     found = dict(_walk(document, (), "trajectory"))
-    main, silent = found[()], [place for place, each in found.items() if not _calls_of(each)]
+    main, silent = found[()], [place for place, each in found.items() if not atif.list_calls(each)]
     if len(silent) == len(found):
         raise InvalidSpanError("no step of the trajectory asked a model: there is no call to keep")
     session, own = main.get("session_id"), main.get("trajectory_id") or ""
@@ -140,17 +140,6 @@ def _check(kind: str, found: object, where: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _calls_of(whole: Object) -> list[int]:
-    """Return the indexes of the steps that asked a model."""
-    return [
-        index
-        for index, step in enumerate(whole["steps"])
-        if step["source"] == "agent"
-        and step.get("llm_call_count") != 0
-        and not step.get("is_copied_context")
-    ]
-
-
 class _Reading:
     """A document on its way to spans, which are made one by one: each holds all before it."""
 
@@ -159,7 +148,7 @@ class _Reading:
     ) -> None:
         """Read a document; the last call's message holds what the document says beside steps."""
         self._builder, self._whole, self._place, self._name = builder, whole, place, name
-        self._calls = _calls_of(whole)
+        self._calls = atif.list_calls(whole)
         self._steps: list[Object] = whole["steps"][: self._calls[-1] + 1]
         self._times_ns = list(_read_times(whole["steps"]))
         self._attributes: dict[int, dict[str, Any]] = {}

@@ -298,6 +298,23 @@ def held_of(message: Message) -> Row:
     return dict(held) if isinstance(held, Mapping) else {}
 
 
+def list_calls(document: Mapping[str, Any]) -> list[int]:
+    """Return the indexes of the steps of a document that asked a model."""
+    return [
+        index
+        for index, step in enumerate(document["steps"])
+        if step["source"] == "agent"
+        and step.get("llm_call_count") != 0
+        and not step.get("is_copied_context")
+    ]
+
+
+def count_calls(document: Mapping[str, Any]) -> int:
+    """Return how many steps of a document and its subagents asked a model."""
+    below = document.get("subagent_trajectories") or ()
+    return len(list_calls(document)) + sum(map(count_calls, below))
+
+
 def _held(step: Transition) -> Row:
     return held_of(step.action[0]) if step.action else {}
 
@@ -335,4 +352,5 @@ FORMAT: Final = Format(
     },
     used_by="Harbor and other readers of ATIF 1.8",
     needs="nothing",
+    steps_of=count_calls,
 )

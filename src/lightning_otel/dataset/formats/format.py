@@ -1,7 +1,7 @@
 """Formats: functions from trajectories to rows, and descriptions of the rows."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import Any, Final, TypeAlias, TypeVar
@@ -49,6 +49,14 @@ class LeftOut:
 Made: TypeAlias = Iterator[Row | LeftOut]
 
 
+def list_steps(row: Mapping[str, Any]) -> Sequence[str] | int | None:
+    """Return the span ids of the steps that a row trains on; None if its columns do not say."""
+    if row.get("span_ids") is not None:
+        ids: Sequence[str] = row["span_ids"]
+        return ids
+    return [row[name] for name in ("span_id", "rejected_span_id") if row.get(name)] or None
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """A format of rows made of trajectories.
@@ -61,6 +69,8 @@ class Format:
         needs: What a step must have to become part of a row, in a few words.
         is_grouped: Whether the trajectories are to come group by group.
         is_by_task: Whether a group is always the rollouts of one task, where there is one.
+        steps_of: Returns the span ids of the steps in a row, or only their number where the format
+            has no place for ids; None where neither is known.
     """
 
     make: Callable[..., Made]
@@ -69,6 +79,7 @@ class Format:
     needs: str = ""
     is_grouped: bool = False
     is_by_task: bool = False
+    steps_of: Callable[[Mapping[str, Any]], Sequence[str] | int | None] = list_steps
 
     def options(self) -> dict[str, Any]:
         """Return the defaults of what can be set, by name."""
@@ -173,19 +184,32 @@ def with_rewards(
 
 def distinct(trajectories: Iterable[Trajectory]) -> Iterator[tuple[Transition, Trajectory]]:
     """Yield each step once, with its first trajectory; those of an attempt come together."""
-    attempt = ("", "")
-    seen: set[tuple[str, str]] = set()
+    is_new = Distinct()
     for trajectory in trajectories:
-        if attempt != (trajectory.rollout_id, trajectory.attempt_id):
-            # Only branches of one attempt share steps: memory must not grow with the store.
-            attempt = (trajectory.rollout_id, trajectory.attempt_id)
-            seen = set()
         for step in trajectory.transitions:
-            key = (step.trace_id, step.span_id)
-            if not step.is_shared or key not in seen:
+            if is_new(step):
                 yield step, trajectory
-            if step.is_shared:
-                seen.add(key)
+
+
+class Distinct:
+    """Tells of each step whether it comes for the first time; those of an attempt come together."""
+
+    def __init__(self) -> None:
+        self._attempt = ("", "")
+        self._seen: set[tuple[str, str]] = set()
+
+    def __call__(self, step: Transition) -> bool:
+        """Return whether no trajectory before ran through the step."""
+        if self._attempt != (step.rollout_id, step.attempt_id):
+            # Only branches of one attempt share steps: memory must not grow with the store.
+            self._attempt = (step.rollout_id, step.attempt_id)
+            self._seen = set()
+        if not step.is_shared:
+            return True
+        key = (step.trace_id, step.span_id)
+        is_new = key not in self._seen
+        self._seen.add(key)
+        return is_new
 
 
 ORIGIN: Final[Mapping[str, str]] = {
@@ -196,6 +220,8 @@ ORIGIN: Final[Mapping[str, str]] = {
     "reward": "DOUBLE",
 }
 """Columns that say where a row comes from; trainers pass over them."""
+SPAN_IDS: Final[Mapping[str, str]] = {"span_ids": "VARCHAR[]"}
+"""Column of a row of several steps: the span of each of them."""
 
 
 def origin(step: Transition, reward: float | None) -> Row:

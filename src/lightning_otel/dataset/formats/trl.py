@@ -17,6 +17,8 @@ from lightning_otel.dataset.formats.format import (
     NO_MESSAGES,
     NO_REWARD,
     ORIGIN,
+    SPAN_IDS,
+    Distinct,
     Format,
     LeftOut,
     Made,
@@ -46,17 +48,24 @@ def make_sft(trajectories: Iterable[Trajectory], *, threshold: float | None = No
     With ``assistant_only_loss=True`` every assistant turn of a row is trained. Trajectories whose
     last reward is below the threshold are left out.
     """
+    distinct = Distinct()
     for trajectory, reward in with_rewards(trajectories):
+        new = {step.span_id for step in trajectory.transitions if distinct(step)}
         if fault := reward_fault(reward, threshold):
-            yield from (LeftOut(step, fault) for step in trajectory.transitions)
+            yield from (
+                LeftOut(step, fault) for step in trajectory.transitions if step.span_id in new
+            )
             continue
         for each in _find_conversations(trajectory.transitions):
             if isinstance(each, LeftOut):
-                yield each
+                if each.step.span_id in new:
+                    yield each
                 continue
             last = each.steps[-1]
-            row = _make_columns(each.said, last)
-            yield {**row, "steps": len(each.steps), **origin(last, reward)}
+            span_ids = [step.span_id for step in each.steps if step.span_id in new]
+            if span_ids:  # else it was a row of an earlier branch
+                row = {**_make_columns(each.said, last), "steps": len(each.steps)}
+                yield {**row, **origin(last, reward), "span_ids": span_ids}
 
 
 def make_prompt_completion(trajectories: Iterable[Trajectory]) -> Made:
@@ -146,7 +155,7 @@ _REJECTED: Final = ("rollout_id", "span_id", "reward")
 
 SFT: Final = Format(
     make_sft,
-    {"messages": "JSON", "tools": "JSON", "steps": "INTEGER", **ORIGIN},
+    {"messages": "JSON", "tools": "JSON", "steps": "INTEGER", **ORIGIN, **SPAN_IDS},
     used_by="TRL SFTTrainer, assistant_only_loss=True",
     needs="messages",
 )
