@@ -19,7 +19,7 @@ from tests.adapter.forests import forests
 from tests.store.conftest import MakeSpan
 
 from lightning_otel import Span, Store, TripletAdapter
-from lightning_otel.dataset.files import kind_of
+from lightning_otel.dataset.export import kind_of
 from lightning_otel.dataset.formats.format import LeftOut, distinct
 from lightning_otel.dataset.formats.transition_rows import transition
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError

@@ -32,8 +32,7 @@ from lightning_otel.views.options import TRANSITIONS, list_format_options, make_
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
-    from lightning_otel.dataset.export import Exported
-    from lightning_otel.dataset.files import FileKind
+    from lightning_otel.dataset.export import Exported, FileKind
     from lightning_otel.dataset.formats.format import Format, LeftOut
 
 _COUNTS: Final = (
@@ -129,7 +128,7 @@ def spans(
     """Spans, one a line in the shape of the SDK's ReadableSpan.to_json()."""
     from lightning_otel.cli.spans import sdk_json
     from lightning_otel.dataset import Store
-    from lightning_otel.dataset.files import check_place, save_rows
+    from lightning_otel.dataset.export import check_place, save_rows
 
     place = _choose_place(out, output)
     found = _choose_kind(place, kind)
@@ -227,8 +226,6 @@ def _word_funnel(done: "Exported", place: str) -> Iterator[str]:
     yield f"rows       {done.rows} of {done.format} → {place}"
     if done.tasks:
         yield f"split      {', '.join(f'{n} tasks {side}' for side, n in done.tasks.items())}"
-    if done.certificate is not None:
-        yield f"certified  {done.certificate}"
     for words, reasons in (
         ("left out", report.reasons()), ("not exact", report.inexact), ("note", report.notes),
     ):  # fmt: skip
@@ -315,7 +312,7 @@ def _choose_place(out: str | None, output: str | None) -> str:
 
 def _choose_kind(place: str, kind: "FileKind | None") -> "FileKind":
     """Return the file's kind: as named, else by the place's suffix."""
-    from lightning_otel.dataset.files import kind_of
+    from lightning_otel.dataset.export import kind_of
 
     if place != _STDOUT:
         return kind_of(place, kind)

@@ -1,12 +1,12 @@
 """``verify``: exported files against their certificate, and against the store they came from."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 from click.core import ParameterSource
 
-from lightning_otel.cli.output import print_json, print_line
+from lightning_otel.cli.output import print_line
 
 _SIGNS: Final = {True: "✓", False: "✗", None: "?"}
 _WRONG: Final = 1
@@ -28,25 +28,17 @@ def _inherit_stated(ctx: click.Context, param: click.Parameter, value: str | Non
     callback=_inherit_stated,
     help="Compare with this store, too: it holds the spans and accounts for each step.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
-def verify(path: Path, store: str | None, as_json: bool) -> int:  # fmt: skip
+def verify(path: Path, store: str | None) -> int:  # fmt: skip
     """Compare exported files with their certificate: export FORMAT OUT --certificate.
 
     PATH is the file or folder that was exported. Exit code 0: as certified; 1: not; 3: there is no
     certificate, or something cannot be told.
     """
-    from lightning_otel.dataset import Store, verification
+    from lightning_otel.dataset import Store, certificate
 
     opened = Store(store) if store else None
-    if opened is not None:
-        opened.source.connect().close()
-    verdicts = verification.verify(path, opened)
-    if as_json:
-        rows: list[dict[str, Any]] = [verdict._asdict() for verdict in verdicts]
-        print_json(rows)
-    else:
-        for verdict in verdicts:
-            print_line(f"{_SIGNS[verdict.is_right]} {verdict.name}: {verdict.text}")
-    if any(verdict.is_right is False for verdict in verdicts):
-        return _WRONG
-    return _UNKNOWN if any(verdict.is_right is None for verdict in verdicts) else 0
+    verdicts = certificate.verify(path, opened)
+    for verdict in verdicts:
+        print_line(f"{_SIGNS[verdict.is_right]} {verdict.name}: {verdict.text}")
+    signs = {verdict.is_right for verdict in verdicts}
+    return _WRONG if False in signs else _UNKNOWN if None in signs else 0

@@ -12,8 +12,7 @@ from lightning_otel.types.values import check_names, check_types
 
 if TYPE_CHECKING:
     from lightning_otel.adapter import Adaptation
-    from lightning_otel.dataset.export import Exported
-    from lightning_otel.dataset.files import FileKind, Place
+    from lightning_otel.dataset.export import Exported, FileKind, Place
     from lightning_otel.dataset.formats.format import LeftOut, Row
     from lightning_otel.dataset.query import QueryKeywords, TransitionQuery
     from lightning_otel.store.table import Table, Transitions
@@ -221,16 +220,19 @@ class Store(SpanStore):
             CertificateError: The rows do not account for every step.
             StoreMissingError: There is no store.
         """
-        from lightning_otel.dataset.export import Output, export
+        from lightning_otel.dataset.census import Split
+        from lightning_otel.dataset.export import export
 
         check_types({"split": split, "seed": seed}, {"split": float | None, "seed": int})
         query, rest = _split_options(options, format)
-        name = self.name if self.layout is None else self.layout.catalogue.name
         return export(
             lambda: self._adapt(query),
             format,
-            Output(place, kind, certificate, split, seed, name),
+            place,
+            kind=kind,
             wanted=query.wanted,
+            split=Split(split, seed),
+            source=self.name if certificate else None,
             left_out=left_out,
             progress=progress,
             options=rest,

@@ -4,106 +4,114 @@ Source: Hugging Face Hub, dataset cards: ``configs`` and ``dataset_info`` in YAM
 """
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from lightning_otel.dataset.census import Census, Split, count_calls_left_out
-from lightning_otel.dataset.files import Part
+from lightning_otel.dataset.census import Census, Split
+from lightning_otel.types import Report
 from lightning_otel.types.instants import utc_text
 from lightning_otel.types.text import visible
 
-if TYPE_CHECKING:
-    from lightning_otel.dataset.export import Exported
-
 _MOST: Final = 20
-_SECOND: Final = len("2026-11-24T12:00:00")
-_COUNTS: Final = {
-    "agents": "Agents", "models": "Models", "versions": "Prompt and model versions",
-    "modes": "Modes", "judges": "Rewards were given by",
-    "origins": "Calls were recorded or received", "masks": "Masked after recording",
+_NOUNS: Final = {
+    "agents": "Agents", "models": "Models", "versions": "Versions of prompts and models",
+    "modes": "Modes", "judges": "Rewards were given by", "origins": "Calls came by",
+    "masks": "Masked after it was recorded",
 }  # fmt: skip
 _NOT_STATED: Final = """
 Licence: not stated. Personal data: not stated. Masking finds secrets of known shapes and what it
-was told to mask; it does not find names, addresses or what else people wrote."""
+was told to mask; it does not find names, addresses or what else people wrote.
+"""
 
 
-class Card(NamedTuple):
-    """What a card tells: the funnel, the files of rows, and what was counted."""
+class Part(NamedTuple):
+    """A file of rows: its side, its name, where it is while it is written, and its rows."""
 
-    done: "Exported"
+    side: str
+    name: str
+    path: Path
+    rows: int
+
+
+class Facts(NamedTuple):
+    """What card and certificate tell of an export."""
+
+    format: str
     parts: Sequence[Part]
-    columns: Sequence[str]
     census: Census
     split: Split
     options: Mapping[str, Any]
 
-    def write(self) -> str:
-        """Return the card, in Markdown with a head in YAML that says where the rows are."""
-        head = ["---", "configs:", "- config_name: default", "  data_files:"]
-        sizes = ["dataset_info:", "  splits:"]
-        for part in self.parts:
-            head += [f"  - split: {part.side}", f"    path: {part.name}"]
-            size = part.path.stat().st_size
-            sizes += [f"  - name: {part.side}", f"    num_bytes: {size}"]
-            sizes += [f"    num_examples: {part.rows}"]
-        return "\n".join([*head, *sizes, "---", "", *self._lines(), _NOT_STATED]) + "\n"
 
-    def _lines(self) -> Iterator[str]:
-        done, census, report = self.done, self.census, self.done.report
-        yield f"Written by lightning-otel {version('lightning-otel')}:"
-        yield f"`{self._command()}`"
-        yield ""
-        rows = ", ".join(f"{part.rows} of {part.side}" for part in self.parts)
-        yield f"- Rows: {rows}; columns: {', '.join(self.columns)}"
-        tasks = ", ".join(f"{len(names)} of {side}" for side, names in self.split.tasks.items())
-        yield f"- Rollouts: {census.rollouts}; tasks, by id or first prompt: {tasks}"
-        if census.first_ns is not None:
-            first, last = (utc_text(ns)[:_SECOND] for ns in (census.first_ns, census.last_ns))
-            yield f"- Time of the steps: {first} to {last}, UTC"
-        in_rows = "an unknown number" if done.in_rows is None else done.in_rows
-        out = sum(done.left_out.values())
-        yield f"- Steps: {done.steps} = {in_rows} in rows + {out} left out"
-        yield from _list_counts("left out", done.left_out)
-        yield from _list_counts("in a row without", done.partial)
-        yield f"- Calls: {report.calls}: {report.transitions} are steps, the others left out"
-        yield from _list_counts("left out", count_calls_left_out(report))
-        yield f"- Exact token ids: {report.exact} of {report.transitions} steps"
-        yield from _list_counts("not exact", report.inexact)
-        numbers = census.describe_rewards().items()
-        yield f"- Rewards of steps: {', '.join(f'{name} {value:.6g}' for name, value in numbers)}"
-        nouns = {**census.count_kinds(), **census.counts}
-        for noun, title in _COUNTS.items():
-            if counts := nouns.get(noun):
-                yield f"- {title}: {', '.join(_name_counts(counts))}"
-            elif noun == "masks":
-                yield f"- {title}: nothing"
+def write_card(facts: Facts, columns: Iterable[str]) -> bytes:
+    """Return the card, in Markdown with a head in YAML that says where the rows are."""
+    files, sizes = [], []
+    for side, name, path, rows in facts.parts:
+        files += [f"  - split: {side}", f"    path: {name}"]
+        sizes += [f"  - name: {side}", f"    num_bytes: {path.stat().st_size}",
+                  f"    num_examples: {rows}"]  # fmt: skip
+    head = ["---", "configs:", "- config_name: default", "  data_files:", *files,
+            "dataset_info:", "  splits:", *sizes, "---", ""]  # fmt: skip
+    written = f"Written by lightning-otel {version('lightning-otel')}: `{_command(facts)}`"
+    names = f"- Columns: {', '.join(columns)}"
+    return "\n".join([*head, written, "", names, *_list_facts(facts), _NOT_STATED]).encode()
 
-    def _command(self) -> str:
-        words = ["lightning-otel", "export", self.done.format, "OUT"]
-        options = {**self.options, "split": self.split.share, "seed": self.split.seed or None}
-        for name, value in options.items():
-            flag = f"--{name.replace('_', '-')}"
-            if isinstance(value, bool):
-                words.append(flag if value else f"--no-{flag[2:]}")
-                continue
-            values = value if isinstance(value, list | tuple) else [value]
-            for text in () if value is None else map(str, values):
-                words += [flag, text]
-        return visible(shlex.join(words)).replace("`", "'")
+
+def _list_facts(facts: Facts) -> Iterator[str]:
+    census, report = facts.census, Report.total(facts.census.reports)
+    for side, tasks in facts.split.tasks.items():
+        rows = sum(part.rows for part in facts.parts if part.side == side)
+        yield f"- {side}: {rows} rows of {len(tasks)} tasks, by id or first prompt"
+    if census.steps:
+        first, last = (utc_text(time_ns)[:19] for time_ns in census.times_ns)
+        yield f"- Time of the steps: {first} to {last}, UTC"
+    reasons = census.list_reasons()
+    in_rows = "an unknown number" if census.in_rows is None else census.in_rows
+    yield f"- Steps: {census.steps} = {in_rows} in rows + {sum(reasons.values())} left out"
+    yield from _list_counts("left out", reasons)
+    yield from _list_counts("in a row without", census.list_reasons(is_row_written=True))
+    numbers = {"call": report.transitions, "reward": report.rewards_placed}
+    for noun, number in numbers.items():
+        total = report.calls if noun == "call" else report.rewards
+        yield f"- {noun.capitalize()}s of {report.rollouts} rollouts: {total}, {number} used"
+        dropped = [entry.reason for entry in report.dropped if entry.noun == noun]
+        yield from _list_counts("not used", {name: dropped.count(name) for name in dropped})
+    yield f"- Exact token ids: {report.exact} of {report.transitions} steps"
+    yield from _list_counts("not exact", report.inexact)
+    rewards = census.describe_rewards().items()
+    yield f"- Rewards of steps: {', '.join(f'{name} {value:.6g}' for name, value in rewards)}"
+    for noun, title in _NOUNS.items():
+        counts = {name: n for (kind, name), n in census.counts.items() if kind == noun}
+        yield f"- {title}: {', '.join(_name_counts(counts)) or 'none'}"
 
 
 def _list_counts(title: str, counts: Mapping[str, int]) -> Iterator[str]:
-    for text in _name_counts(counts):
-        yield f"  - {title}: {text}"
+    return (f"  - {title}: {text}" for text in _name_counts(counts))
 
 
 def _name_counts(counts: Mapping[str, int]) -> Iterator[str]:
     """Yield the most frequent names with their number; text of others' is no Markdown here."""
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     for name, number in ranked[:_MOST]:
-        text = visible(name).replace("`", "'")
-        yield f"{number} × `{' '.join(text.split())[:200]}`"
-    if len(ranked) > _MOST:
-        others = ranked[_MOST:]
+        yield f"{number} × `{_plain(name)[:200]}`"
+    if others := ranked[_MOST:]:
         yield f"{sum(number for _, number in others)} of {len(others)} others"
+
+
+def _command(facts: Facts) -> str:
+    options = {**facts.options, "split": facts.split.share, "seed": facts.split.seed or None}
+    words = ["lightning-otel", "export", facts.format, "OUT"]
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            values = value if isinstance(value, list | tuple) else [value]
+            words += [word for each in values for word in (f"--{flag}", str(each))]
+    return _plain(shlex.join(words))
+
+
+def _plain(text: str) -> str:
+    return " ".join(visible(text).replace("`", "'").split())

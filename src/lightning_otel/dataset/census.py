@@ -5,162 +5,117 @@ The law of an export: distinct steps = steps in its rows + steps left out, by re
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from statistics import fmean, quantiles
 from typing import Any, Final
 
 from lightning_otel.adapter import Adaptation
 from lightning_otel.adapter.advantages import group_of
+from lightning_otel.dataset.formats.format import LeftOut
 from lightning_otel.dataset.formats.groups import prompt_key
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import Report, Span, Transition
+from lightning_otel.types import Report, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import parse_json
 
 TRAIN: Final = "train"
 VALIDATION: Final = "validation"
-MARKS: Final = 1 << 128
 _JUDGES: Final = {
     c.REWARD_FUNCTION: "a reward function", c.REWARD_AUTHOR_KIND: "",
     c.FEEDBACK_ID: "feedback", c.EVALUATION_NAME: "an evaluation",
 }  # fmt: skip
-"""Attributes of rewards that tell who gave them, and their words; without any the value's own."""
+"""Attributes of rewards that tell who gave them; a kind of authors by its own word."""
 
 
-def mark_steps(span_ids: Iterable[str]) -> int:
-    """Return a number of 128 bits that tells a bag of span ids, in any order, from others."""
-    return sum(map(_mark_step, span_ids)) % MARKS
-
-
-def _mark_step(span_id: str) -> int:
+def mark_step(span_id: str) -> int:
+    """Return a number for a span id; the sum tells a bag of them, in any order, from others."""
     return int.from_bytes(sha256(span_id.encode("utf-8", "replace")).digest()[:16], "big")
 
 
-def count_calls_left_out(report: Report) -> Counter[str]:
-    """Return how many calls became no step, by reason."""
-    return Counter(entry.reason for entry in report.dropped if entry.noun == "call")
-
-
-class Account:
-    """The steps that came, and what became of each of them.
+class Census:
+    """Counts the steps that came, what became of each, and what is told of them.
 
     Attributes:
-        steps: Distinct steps that came.
         in_rows: Steps in rows; None if the format does not tell.
-        left_out: Steps in no row, by reason.
-        has_span_ids: Whether rows name the spans of their steps.
+        span_ids: The first step's span, by reason.
+        marks: Sums of :func:`mark_step` of the steps that came, and of those in no row.
+        counts: Steps, calls, rewards and masks by noun and name.
+        times_ns: When the first step and the last one began.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_full: bool) -> None:
+        """Begin; one that is not full only keeps the law."""
+        self._is_full, self._balance = is_full, 0
         self.steps = 0
         self.in_rows: int | None = 0
-        self.left_out: Counter[str] = Counter()
         self.has_span_ids = True
-        self._balance = 0  # of hashes: 0 where each step that came went somewhere once
-
-    def add_step(self, step: Transition) -> None:
-        """Count a step that came."""
-        self.steps += 1
-        self._balance += hash(step.span_id)
-
-    def add_row(self, steps: Sequence[str] | int | None) -> None:
-        """Count the steps of a row, as the format tells them."""
-        if isinstance(steps, Sequence) and self.in_rows is not None:
-            self.in_rows += len(steps)
-            self._balance -= sum(map(hash, steps))
-            return
-        self.has_span_ids = False
-        is_known = isinstance(steps, int) and self.in_rows is not None
-        self.in_rows = self.in_rows + steps if is_known else None  # type: ignore[operator]
-
-    def add_left_out(self, step: Transition, reason: str) -> None:
-        """Count a step that is in no row."""
-        self.left_out[reason] += 1
-        self._balance -= hash(step.span_id)
-
-    @property
-    def is_lawful(self) -> bool | None:
-        """True if each step is in one row, or left out with one reason; None if nobody can tell."""
-        if self.in_rows is None:
-            return None
-        is_balanced = not self.has_span_ids or self._balance == 0
-        return is_balanced and self.steps == self.in_rows + self.left_out.total()
-
-
-class Census:
-    """Counts what is told of steps beside the rows themselves.
-
-    Attributes:
-        counts: Calls, rewards and masks by what is told of where they come from.
-        steps_mark: Sum of the marks of the steps that came, as :func:`mark_steps` has it.
-        left_out_mark: That of the steps in no row.
-        first_ns: When the first step began; None without one.
-        last_ns: When the last one began.
-    """
-
-    def __init__(self) -> None:
-        self.counts: dict[str, Counter[str]] = {}
-        self.steps_mark = self.left_out_mark = 0
-        self.first_ns: int | None = None
-        self.last_ns = 0
-        self._rollouts: set[int] = set()
-        self._kinds: Counter[tuple[str, ...]] = Counter()
+        self.reasons: Counter[tuple[str, bool]] = Counter()
+        self.span_ids: dict[str, str] = {}
+        self.marks, self.times_ns = [0, 0], [1 << 62, 0]
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.reports: list[Report] = []
         self._rewards = array("d")
 
     def add_step(self, step: Transition) -> None:
-        """Count a distinct step."""
-        self.steps_mark += _mark_step(step.span_id)
-        version = step.resource_version or ""
-        if step.resources:
-            version = ", ".join(f"{name}@{at}" for name, at in step.resources.items())
-        self._kinds[step.agent, step.model or "", version, step.mode or ""] += 1
-        self._rollouts.add(hash(step.rollout_id))
-        if self.first_ns is None or step.start_ns < self.first_ns:
-            self.first_ns = step.start_ns
-        if step.start_ns > self.last_ns:
-            self.last_ns = step.start_ns
+        """Count a distinct step that came."""
+        self.steps += 1
+        self._balance += hash(step.span_id)
+        if not self._is_full:
+            return
+        self.marks[0] += mark_step(step.span_id)
+        counts, first_ns, last_ns = self.counts, *self.times_ns
+        counts["agents", step.agent or "(unnamed)"] += 1
+        counts["models", step.model or "(unknown)"] += 1
+        counts["modes", step.mode or "(none)"] += 1
+        for version in step.resources.items() or [("", step.resource_version or "(none)")]:
+            counts["versions", "@".join(version).removeprefix("@")] += 1
+        self.times_ns = [min(first_ns, step.start_ns), max(last_ns, step.start_ns)]
         if step.reward is not None:
             self._rewards.append(step.reward)
 
-    def add_left_out(self, step: Transition) -> None:
-        """Count a step that is in no row."""
-        self.left_out_mark += _mark_step(step.span_id)
+    def add_row(self, steps: Sequence[str] | int | None) -> None:
+        """Count the steps of a row, as the format tells them: by span ids, or their number."""
+        if isinstance(steps, Sequence):
+            self._balance -= sum(map(hash, steps))
+            steps = len(steps)
+        else:
+            self.has_span_ids = False
+        self.in_rows = None if steps is None or self.in_rows is None else self.in_rows + steps
 
-    @property
-    def rollouts(self) -> int:
-        """Rollouts that have a step."""
-        return len(self._rollouts)
+    def leave_out(self, part: LeftOut) -> None:
+        """Count what a row does not hold."""
+        self.reasons[part.reason, part.is_row_written] += 1
+        self.span_ids.setdefault(part.reason, part.step.span_id)
+        if not part.is_row_written:
+            self._balance -= hash(part.step.span_id)
+            self.marks[1] += mark_step(part.step.span_id)
 
-    def count_kinds(self) -> dict[str, Counter[str]]:
-        """Return how many steps each agent, model, version and mode has."""
-        names = ("agents", "models", "versions", "modes")
-        counts = {name: Counter[str]() for name in names}
-        for kinds, number in self._kinds.items():
-            for name, kind in zip(names, kinds, strict=True):
-                counts[name][kind or "(not told)"] += number
-        return counts
-
-    def add_spans(self, part: Adaptation) -> None:
+    def add_part(self, part: Adaptation) -> None:
         """Count what the spans of rollouts tell: origins of calls, masks, who gave rewards."""
-        for _, spans, _ in part.parts:
-            for span in spans:
-                attributes = span.attributes
+        self.reports.append(part.report)
+        for _, spans, _ in part.parts if self._is_full else ():
+            for attributes in (span.attributes for span in spans):
                 if attributes.get(c.OPERATION) in c.GENERATIVE_OPERATIONS:
                     origin = str(attributes.get(c.RECEIVED, "recorded here")).partition(":")[0]
-                    self._count("origins", origin)
+                    self.counts["origins", origin] += 1
                 if c.REWARD_VALUE in attributes:
-                    self._count("judges", _name_judge(attributes))
-                if c.REDACTED in attributes:
-                    self._add_masks(parse_json(attributes[c.REDACTED]))
+                    self.counts["judges", _name_judge(attributes)] += 1
+                masks = parse_json(attributes.get(c.REDACTED))
+                for kind, number in masks.items() if isinstance(masks, dict) else ():
+                    self.counts["masks", kind] += number if isinstance(number, int) else 0
 
-    def _count(self, noun: str, name: str, number: int = 1) -> None:
-        self.counts.setdefault(noun, Counter())[name] += number
+    def list_reasons(self, *, is_row_written: bool = False) -> dict[str, int]:
+        """Return the reasons for what is in no row, or missing in one, the most frequent first."""
+        ranked = self.reasons.most_common()
+        return {reason: number for (reason, is_row), number in ranked if is_row is is_row_written}
 
-    def _add_masks(self, note: Any) -> None:
-        for kind, number in note.items() if isinstance(note, dict) else ():
-            if isinstance(number, int):
-                self._count("masks", kind, number)
+    @property
+    def is_lawful(self) -> bool:
+        """False if a step is in no row without a reason, or in several places."""
+        is_balanced = not self.has_span_ids or self._balance == 0
+        steps = (self.in_rows or 0) + sum(self.list_reasons().values())
+        return self.in_rows is None or (is_balanced and self.steps == steps)
 
     def describe_rewards(self) -> dict[str, Any]:
         """Return count, mean, extremes and quartiles of the steps' rewards."""
@@ -168,9 +123,9 @@ class Census:
         if not values:
             return {"count": 0}
         middle = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-        numbers = [fmean(values), values[0], *middle, values[-1]]
-        names = ("mean", "min", "q1", "median", "q3", "max")
-        return {"count": len(values), **dict(zip(names, numbers, strict=True))}
+        numbers = (len(values), fmean(values), values[0], *middle, values[-1])
+        names = ("count", "mean", "min", "q1", "median", "q3", "max")
+        return dict(zip(names, numbers, strict=True))
 
 
 def _name_judge(attributes: Mapping[str, Any]) -> str:
@@ -191,36 +146,22 @@ class Split:
         if share is not None and not 0.0 < share < 1.0:
             raise ConfigError(f"split is {share!r}; give the share of validation, such as 0.1")
         self.share, self.seed = share, seed
-        self.sides = (TRAIN,) if share is None else (TRAIN, VALIDATION)
-        self.tasks: dict[str, set[str]] = {side: set() for side in self.sides}
+        self.tasks: dict[str, set[str]] = {TRAIN: set()}
+        if share is not None:
+            self.tasks[VALIDATION] = set()
 
-    def list_rollouts(self, part: Adaptation, side: str) -> set[str]:
-        """Return the rollouts of a side; one whose task is not known goes by its first prompt."""
+    def list_rollouts(self, part: Adaptation, side: str) -> Iterator[str]:
+        """Yield the rollouts of a side; one whose task is not known goes by its first prompt."""
         tasks: dict[str, str] = {}
         for key, spans, _ in part.parts:
-            if task := group_of(sorted(spans, key=_start_of), None):
+            if task := group_of(sorted(spans, key=lambda span: span.start_ns), None):
                 tasks.setdefault(key.rollout_id, task)
         for path in part.trajectories:
             if path.transitions and path.rollout_id not in tasks:
                 tasks[path.rollout_id] = f"prompt-{prompt_key(path.transitions[0])}"
-        rollouts = {name for name, task in tasks.items() if self.choose_side(task) == side}
-        self.tasks[side].update(tasks[path.rollout_id] for path in part.trajectories
-                                if path.rollout_id in rollouts)  # fmt: skip
-        return rollouts
-
-    def describe(self) -> dict[str, Any] | None:
-        """Return share, seed and the tasks of each side; None without a split."""
-        if self.share is None:
-            return None
-        tasks = {side: len(names) for side, names in self.tasks.items()}
-        return {"share": self.share, "seed": self.seed, "tasks": tasks}
-
-    def choose_side(self, task: str) -> str:
-        """Return the side of a task."""
-        digest = sha256(f"{self.seed}\n{task}".encode("utf-8", "replace")).digest()
-        is_validation = int.from_bytes(digest[:8], "big") < (self.share or 0.0) * 2**64
-        return VALIDATION if is_validation else TRAIN
-
-
-def _start_of(span: Span) -> int:
-    return span.start_ns
+        for rollout_id in {path.rollout_id: None for path in part.trajectories}:
+            text = f"{self.seed}\n{tasks.get(rollout_id, '')}"
+            number = int.from_bytes(sha256(text.encode("utf-8", "replace")).digest()[:8], "big")
+            if (VALIDATION if number < (self.share or 0.0) * 2**64 else TRAIN) == side:
+                self.tasks[side].add(tasks.get(rollout_id, ""))
+                yield rollout_id

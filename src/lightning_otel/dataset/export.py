@@ -1,34 +1,38 @@
-"""Exports: the rows of a format to a place, with a reason for every step that is in none."""
+"""Rows of a format in a file: JSON lines, Parquet, or a folder that Hugging Face's datasets reads.
 
-from collections import Counter
+A file stands at its place once it is whole, and is the user's alone. Rows are written as they are
+made: memory does not grow with them.
+"""
+
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, TypeAlias
 
 from lightning_otel.adapter import Adaptation
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.dataset import formats
-from lightning_otel.dataset.card import Card
-from lightning_otel.dataset.census import Account, Census, Split
-from lightning_otel.dataset.certificate import (
-    IN_FOLDER,
-    Files,
-    find_certificate,
-    write_certificate,
-)
-from lightning_otel.dataset.files import (
-    FileKind,
-    Part,
-    Place,
-    is_stream,
-    kind_of,
-    save_parts,
-    save_rows,
-)
+from lightning_otel.dataset.card import Facts, Part, write_card
+from lightning_otel.dataset.census import TRAIN, Census, Split
+from lightning_otel.dataset.certificate import IN_FOLDER, find_certificate, write_certificate
 from lightning_otel.dataset.formats.format import LeftOut, Row, distinct
+from lightning_otel.dataset.tables import write_rows
 from lightning_otel.errors import ConfigError
+from lightning_otel.store.files import private_file
+from lightning_otel.store.sql import new_connection
+from lightning_otel.store.table import Query, json_line
 from lightning_otel.types import Report, Trajectory
+
+FileKind: TypeAlias = Literal["jsonl", "parquet", "folder"]
+Place: TypeAlias = str | os.PathLike[str] | Callable[[Row], None] | None
+
+_KINDS: Final[Mapping[str, FileKind]] = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet",
+}  # fmt: skip
+_TABLE: Final = "data/{}-00000-of-00001.parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,6 @@ class Exported:
         steps: How many distinct steps came: those in rows and those left out.
         in_rows: How many of them are in rows; None if the format does not tell.
         tasks: How many tasks fell on each side of a split.
-        certificate: Where the certificate stands; None without one.
     """
 
     format: str
@@ -57,146 +60,17 @@ class Exported:
     steps: int = 0
     in_rows: int | None = 0
     tasks: Mapping[str, int] = field(default_factory=dict)
-    certificate: Path | None = None
-
-
-class Output(NamedTuple):
-    """Where rows go, and what goes with them.
-
-    Attributes:
-        place: As :meth:`Store.export` takes it, as the following ones.
-        kind: Likewise.
-        is_certified: Whether a certificate is written.
-        split: The share of tasks for validation; None for one side alone.
-        seed: Whatever divides the tasks otherwise.
-        source: The store's name.
-    """
-
-    place: Place
-    kind: FileKind | None = None
-    is_certified: bool = False
-    split: float | None = None
-    seed: int = 0
-    source: str = ""
-
-    @property
-    def path(self) -> Path | None:
-        """The file or folder; None where rows go to a function, or nowhere."""
-        return None if self.place is None or callable(self.place) else Path(self.place)
-
-
-class _Export:
-    """An export in the making: its rows, side by side, and what is counted meanwhile."""
-
-    def __init__(
-        self, adaptations: Callable[[], Iterable[Adaptation]], name: str, output: Output,
-        wanted: Selection, note: Callable[[LeftOut], None] | None,
-        progress: Callable[[int], None] | None,
-    ) -> None:  # fmt: skip
-        self._adaptations, self._wanted, self._progress = adaptations, wanted, progress
-        self._name, self._output, self._note = name, output, note
-        self.format = formats.get(name)
-        self.split = Split(output.split, output.seed)
-        self._account, self._census = Account(), Census()
-        self._reports: list[Report] = []
-        self._reasons: Counter[tuple[str, bool]] = Counter()
-        self._span_ids: dict[str, str] = {}
-        path = output.path
-        self._is_folder = path is not None and kind_of(path, output.kind) == "folder"
-        self._is_described = self._is_folder or output.is_certified
-
-    def rows(self, side: str, options: Mapping[str, Any]) -> Iterator[Row]:
-        """Yield the rows of a side; those of each are read and adapted by themselves."""
-        rows = formats.rows(self._name, self._read(side), left_out=self._leave_out, **options)
-
-        def counted() -> Iterator[Row]:
-            for row in rows:
-                self._account.add_row(self.format.steps_of(row))
-                yield row
-
-        return counted()
-
-    def _read(self, side: str) -> Iterator[Trajectory]:
-        is_first, rollouts = side == self.split.sides[0], 0
-        is_divided = self._is_described or self._output.split is not None
-        for part in self._adaptations():
-            names = self.split.list_rollouts(part, side) if is_divided else None
-            paths = [
-                path
-                for path in map(self._wanted.part_of, part.trajectories)
-                if path is not None and (names is None or path.rollout_id in names)
-            ]
-            for step, _ in distinct(paths):
-                self._account.add_step(step)
-                if self._is_described:
-                    self._census.add_step(step)
-            yield from paths
-            if not is_first:
-                continue
-            self._reports.append(part.report)
-            rollouts += part.report.rollouts
-            if self._is_described:
-                self._census.add_spans(part)
-            if self._progress is not None:
-                self._progress(rollouts)
-
-    def _leave_out(self, part: LeftOut) -> None:
-        if not part.is_row_written:
-            self._account.add_left_out(part.step, part.reason)
-            self._census.add_left_out(part.step)
-        self._reasons[part.reason, part.is_row_written] += 1
-        self._span_ids.setdefault(part.reason, part.step.span_id)
-        if self._note is not None:
-            self._note(part)
-
-    def describe(self, rows: int, certificate: Path | None = None) -> Exported:
-        """Return the funnel, once all rows are made."""
-        reasons = self._reasons.most_common()
-        tasks = {} if self.split.share is None else self.split.tasks
-        return Exported(
-            format=self._name,
-            report=Report.total(self._reports),
-            rows=rows,
-            left_out={reason: number for (reason, is_row), number in reasons if not is_row},
-            partial={reason: number for (reason, is_row), number in reasons if is_row},
-            span_ids=self._span_ids,
-            steps=self._account.steps,
-            in_rows=self._account.in_rows,
-            tasks={side: len(names) for side, names in tasks.items()},
-            certificate=certificate,
-        )
-
-    def write_texts(self, parts: Sequence[Part], options: Mapping[str, Any]) -> dict[str, bytes]:
-        """Return the texts that go with files of rows, by name: a card, a certificate."""
-        texts: dict[str, bytes] = {}
-        if self._is_folder:
-            card = Card(
-                self.describe(sum(part.rows for part in parts)), parts, list(self.format.columns),
-                self._census, self.split, options,
-            )  # fmt: skip
-            texts["README.md"] = card.write().encode()
-        if self._output.is_certified:
-            assert self._output.path is not None
-            place = find_certificate(self._output.path).name
-            texts[IN_FOLDER if self._is_folder else place] = write_certificate(
-                Files({part.name: (part.path, part.rows) for part in parts}, dict(texts)),
-                self._name,
-                account=self._account,
-                census=self._census,
-                split=self.split,
-                report=Report.total(self._reports),
-                options=options,
-                source=self._output.source,
-            )
-        return texts
 
 
 def export(
     adaptations: Callable[[], Iterable[Adaptation]],
     name: str,
-    output: Output,
+    place: Place,
     *,
+    kind: FileKind | None = None,
     wanted: Selection,
+    split: Split,
+    source: str | None,
     left_out: Callable[[LeftOut], None] | None = None,
     progress: Callable[[int], None] | None = None,
     options: Mapping[str, Any],
@@ -204,26 +78,66 @@ def export(
 ) -> Exported:
     """Write the rows of a format; arguments as ``Store.export`` takes them.
 
-    ``adaptations`` begins to read; ``options`` are those of the format, and ``query`` those of
-    transitions, which card and certificate name.
+    ``query`` are options of transitions, which card and certificate name; ``source`` is the store's
+    name where there is to be a certificate.
     """
-    path = output.path
-    if output.is_certified and (path is None or is_stream(path)):
+    path = None if place is None or callable(place) else Path(place)
+    if source is not None and (path is None or _is_stream(path)):
         raise ConfigError("a certificate tells of files; name a file or folder for the rows")
-    if output.split is not None and callable(output.place):
+    if split.share is not None and callable(place):
         raise ConfigError("a split writes two files; name a file or folder for the rows")
-    work = _Export(adaptations, name, output, wanted, left_out, progress)
-    columns = work.format.columns
-    sides = {side: work.rows(side, options) for side in work.split.sides}
-    if path is None:
-        counts = (save_rows(rows, output.place, None, columns) for rows in sides.values())
-        return work.describe(sum(counts))
-    parts = save_parts(
-        sides, path, kind_of(path, output.kind), columns,
-        lambda parts: work.write_texts(parts, {**query, **options}),
-    )  # fmt: skip
-    certificate = find_certificate(path) if output.is_certified else None
-    return work.describe(sum(part.rows for part in parts), certificate)
+    layout = formats.get(name)
+    is_folder = path is not None and kind_of(path, kind) == "folder"
+    census = Census(is_full=is_folder or source is not None)
+    is_divided = split.share is not None or is_folder or source is not None
+
+    def read(side: str) -> Iterator[Trajectory]:
+        rollouts = 0
+        for part in adaptations():
+            names = set(split.list_rollouts(part, side)) if is_divided else None
+            chosen = (t for t in part.trajectories if names is None or t.rollout_id in names)
+            paths = [path for path in map(wanted.part_of, chosen) if path is not None]
+            for step, _ in distinct(paths):
+                census.add_step(step)
+            yield from paths
+            if side == TRAIN:
+                census.add_part(part)
+                rollouts += part.report.rollouts
+                if progress is not None:
+                    progress(rollouts)
+
+    def note(part: LeftOut) -> None:
+        census.leave_out(part)
+        if left_out is not None:
+            left_out(part)
+
+    def make_rows(side: str) -> Iterator[Row]:
+        for row in formats.rows(name, read(side), left_out=note, **options):
+            census.add_row(layout.steps_of(row))
+            yield row
+
+    def describe(parts: Sequence[Part]) -> dict[str, bytes]:
+        facts = Facts(name, parts, census, split, {**query, **options})
+        texts = {"README.md": write_card(facts, layout.columns)} if is_folder else {}
+        if path is not None and source is not None:
+            certificate = IN_FOLDER if is_folder else find_certificate(path).name
+            texts[certificate] = write_certificate(facts, dict(texts), source)
+        return texts
+
+    formats.rows(name, (), **options)  # refuses what is wrong before anything is read or made
+    sides = {side: make_rows(side) for side in split.tasks}
+    count = _save_sides(sides, place, kind, layout.columns, describe)
+    return Exported(
+        format=name,
+        report=Report.total(census.reports),
+        rows=count,
+        left_out=census.list_reasons(),
+        partial=census.list_reasons(is_row_written=True),
+        span_ids=census.span_ids,
+        steps=census.steps,
+        in_rows=census.in_rows,
+        tasks={} if split.share is None else {side: len(t) for side, t in split.tasks.items()},
+    )
 
 
 def rows(
@@ -244,3 +158,125 @@ def rows(
             yield from filter(None, map(wanted.part_of, each.trajectories))
 
     return formats.rows(name, trajectories(), **options)
+
+
+def kind_of(path: str | os.PathLike[str], kind: FileKind | None = None) -> FileKind:
+    """Return what is written to a path: as it was said, else as its name says."""
+    if kind is not None:
+        return kind
+    name, suffix = os.fspath(path), Path(path).suffix.lower()
+    if _is_stream(Path(name)):
+        return "jsonl"
+    if name.endswith(os.sep) or Path(name).is_dir() or not suffix:
+        return "folder"
+    if found := _KINDS.get(suffix):
+        return found
+    raise ConfigError(f"unknown output format: {name}; end it in .jsonl or .parquet")
+
+
+def save_rows(
+    rows: Iterable[Row], place: Place, kind: FileKind | None, columns: Mapping[str, str]
+) -> int:
+    """Write rows to a place and return their number; a file is replaced once all are written."""
+    return _save_sides({TRAIN: rows}, place, kind, columns, lambda _: {})
+
+
+def _save_sides(
+    sides: Mapping[str, Iterable[Row]],
+    place: Place,
+    kind: FileKind | None,
+    columns: Mapping[str, str],
+    describe: Callable[[Sequence[Part]], Mapping[str, bytes]],
+) -> int:
+    """Write the rows of each side, and the texts that are made of the files, by name.
+
+    The rows of validation stand beside those of training, with ``.validation`` before the ending.
+    """
+    if place is None or callable(place):
+        take = place or (lambda _: None)
+        return sum(1 for rows in sides.values() for _ in map(take, rows))
+    kind, path, parts = kind_of(place, kind), Path(place), list[Part]()
+    check_place(path, kind)
+    with ExitStack() as stack:
+        folder = stack.enter_context(_new_folder(path)) if kind == "folder" else path.parent
+        for side, rows in sides.items():
+            name = _TABLE.format(side)
+            if kind != "folder":
+                more = "" if side == TRAIN else f".{side}"
+                name = f"{path.name.removesuffix(path.suffix)}{more}{path.suffix}"
+            final = folder / name
+            made = final if _is_stream(final) else stack.enter_context(private_file(final))
+            parts.append(Part(side, name, made, _write_rows(rows, made, kind, columns)))
+        for name, text in describe(parts).items():
+            stack.enter_context(private_file(folder / name)).write_bytes(text)
+    return sum(part.rows for part in parts)
+
+
+def _write_rows(rows: Iterable[Row], path: Path, kind: FileKind, columns: Mapping[str, str]) -> int:
+    count = 0
+
+    def counted() -> Iterator[Row]:
+        nonlocal count
+        for row in rows:
+            count += 1
+            yield row
+
+    if kind == "jsonl":
+        with path.open("wb") as file:
+            file.writelines(map(json_line, counted()))
+    else:
+        _write_parquet(counted(), path, columns)
+    return count
+
+
+def check_place(path: Path, kind: FileKind) -> None:
+    """Refuse a place where nothing can be written, before anything is read."""
+    parent = Path(os.path.realpath(path)).parent
+    if not parent.is_dir():
+        raise ConfigError(f"cannot write {path}: there is no folder {parent}; name another place")
+    if _is_stream(path):
+        if kind != "jsonl":
+            raise ConfigError(f"{path} takes JSON lines alone; name a file")
+        return
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write {path}: permission denied; name another place")
+    if kind == "folder":
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise ConfigError(f"{path} exists already; name a new folder, or remove it")
+    elif path.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a folder; name a file")
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether a path is no file of bytes, such as a pipe: nothing may take its place."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+@contextmanager
+def _new_folder(path: Path) -> Iterator[Path]:
+    """Make a folder as ``datasets.load_dataset`` takes it, which is there once it is whole."""
+    import shutil
+
+    final = Path(os.path.realpath(path))
+    made = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
+    try:
+        (made / _TABLE).parent.mkdir(mode=0o700)
+        yield made
+        made.replace(final)
+    except OSError as exc:
+        exc.filename = exc.filename or str(path)  # a write that fails does not say of what
+        raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _write_parquet(rows: Iterable[Row], made: Path, columns: Mapping[str, str]) -> None:
+    # Of a file that is deleted when closed, a full disk leaves an error for the end of the program.
+    with (
+        tempfile.TemporaryDirectory(dir=made.parent) as folder,
+        Path(folder, "rows.ndjson").open("w+b") as file,
+    ):
+        query = Query(new_connection(), f"FROM {write_rows(rows, columns, file)}")
+        if not columns and not query.count():
+            raise ConfigError("no rows, and the format names no columns; write JSON lines")
+        query.to_parquet(made)

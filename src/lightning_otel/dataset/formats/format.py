@@ -50,11 +50,9 @@ Made: TypeAlias = Iterator[Row | LeftOut]
 
 
 def list_steps(row: Mapping[str, Any]) -> Sequence[str] | int | None:
-    """Return the span ids of the steps that a row trains on; None if its columns do not say."""
-    if row.get("span_ids") is not None:
-        ids: Sequence[str] = row["span_ids"]
-        return ids
-    return [row[name] for name in ("span_id", "rejected_span_id") if row.get(name)] or None
+    """Return the spans of the steps in a row: their ids, or only their number; None if unknown."""
+    names = ("span_id", "rejected_span_id")
+    return row.get("span_ids") or [row[name] for name in names if row.get(name)] or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +67,7 @@ class Format:
         needs: What a step must have to become part of a row, in a few words.
         is_grouped: Whether the trajectories are to come group by group.
         is_by_task: Whether a group is always the rollouts of one task, where there is one.
-        steps_of: Returns the span ids of the steps in a row, or only their number where the format
-            has no place for ids; None where neither is known.
+        steps_of: Tells the steps in a row, as :func:`list_steps` does.
     """
 
     make: Callable[..., Made]
@@ -184,32 +181,19 @@ def with_rewards(
 
 def distinct(trajectories: Iterable[Trajectory]) -> Iterator[tuple[Transition, Trajectory]]:
     """Yield each step once, with its first trajectory; those of an attempt come together."""
-    is_new = Distinct()
+    attempt = ("", "")
+    seen: set[tuple[str, str]] = set()
     for trajectory in trajectories:
-        for step in trajectory.transitions:
-            if is_new(step):
-                yield step, trajectory
-
-
-class Distinct:
-    """Tells of each step whether it comes for the first time; those of an attempt come together."""
-
-    def __init__(self) -> None:
-        self._attempt = ("", "")
-        self._seen: set[tuple[str, str]] = set()
-
-    def __call__(self, step: Transition) -> bool:
-        """Return whether no trajectory before ran through the step."""
-        if self._attempt != (step.rollout_id, step.attempt_id):
+        if attempt != (trajectory.rollout_id, trajectory.attempt_id):
             # Only branches of one attempt share steps: memory must not grow with the store.
-            self._attempt = (step.rollout_id, step.attempt_id)
-            self._seen = set()
-        if not step.is_shared:
-            return True
-        key = (step.trace_id, step.span_id)
-        is_new = key not in self._seen
-        self._seen.add(key)
-        return is_new
+            attempt = (trajectory.rollout_id, trajectory.attempt_id)
+            seen = set()
+        for step in trajectory.transitions:
+            key = (step.trace_id, step.span_id)
+            if not step.is_shared or key not in seen:
+                yield step, trajectory
+            if step.is_shared:
+                seen.add(key)
 
 
 ORIGIN: Final[Mapping[str, str]] = {

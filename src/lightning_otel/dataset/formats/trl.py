@@ -18,7 +18,6 @@ from lightning_otel.dataset.formats.format import (
     NO_REWARD,
     ORIGIN,
     SPAN_IDS,
-    Distinct,
     Format,
     LeftOut,
     Made,
@@ -48,24 +47,25 @@ def make_sft(trajectories: Iterable[Trajectory], *, threshold: float | None = No
     With ``assistant_only_loss=True`` every assistant turn of a row is trained. Trajectories whose
     last reward is below the threshold are left out.
     """
-    distinct = Distinct()
+    key, seen = ("", ""), set[str]()  # the steps of earlier branches of an attempt
     for trajectory, reward in with_rewards(trajectories):
-        new = {step.span_id for step in trajectory.transitions if distinct(step)}
+        if key != (trajectory.rollout_id, trajectory.attempt_id):
+            key, seen = (trajectory.rollout_id, trajectory.attempt_id), set()
+        new = {step.span_id for step in trajectory.transitions} - seen
+        seen |= new
         if fault := reward_fault(reward, threshold):
-            yield from (
-                LeftOut(step, fault) for step in trajectory.transitions if step.span_id in new
-            )
+            steps = (step for step in trajectory.transitions if step.span_id in new)
+            yield from (LeftOut(step, fault) for step in steps)
             continue
         for each in _find_conversations(trajectory.transitions):
             if isinstance(each, LeftOut):
-                if each.step.span_id in new:
-                    yield each
+                yield from (each,) if each.step.span_id in new else ()
                 continue
-            last = each.steps[-1]
-            span_ids = [step.span_id for step in each.steps if step.span_id in new]
-            if span_ids:  # else it was a row of an earlier branch
+            last, span_ids = each.steps[-1], [step.span_id for step in each.steps]
+            if not new.isdisjoint(span_ids):  # else it was a row of an earlier branch
                 row = {**_make_columns(each.said, last), "steps": len(each.steps)}
-                yield {**row, **origin(last, reward), "span_ids": span_ids}
+                ids = [span_id for span_id in span_ids if span_id in new]
+                yield {**row, **origin(last, reward), "span_ids": ids}
 
 
 def make_prompt_completion(trajectories: Iterable[Trajectory]) -> Made:
