@@ -85,13 +85,14 @@ def read_trajectory(document: Object) -> Iterator[Span]:
     held: dict[str, Any] = {"others": [[list(place), found[place]] for place in silent]}
     if nulls := [list(at) for at in atif.find_nulls(document)]:
         held["nulls"] = nulls
+    is_judged = any(_rewards_of(step) for each in found.values() for step in each["steps"])
     readings, names = [], {""}
     for place, each in found.items():
         name = each["agent"]["name"] or "agent"
         name = next(name for name in (name, f"{name} {place}") if name not in names)
         names.add(name)
         if place not in silent:
-            readings.append(_Reading(builder, each, place, name, held))
+            readings.append(_Reading(builder, each, place, name, held, is_judged=is_judged))
             held = {"others": []}
     return (span for reading in readings for span in reading.spans())
 
@@ -144,10 +145,12 @@ class _Reading:
     """A document on its way to spans, which are made one by one: each holds all before it."""
 
     def __init__(
-        self, builder: Builder, whole: Object, place: Place, name: str, beside: Object
-    ) -> None:
+        self, builder: Builder, whole: Object, place: Place, name: str, beside: Object, *,
+        is_judged: bool,
+    ) -> None:  # fmt: skip
         """Read a document; the last call's message holds what the document says beside steps."""
         self._builder, self._whole, self._place, self._name = builder, whole, place, name
+        self._is_judged = is_judged  # a step has a reward: the document's is no further one
         self._calls = atif.list_calls(whole)
         self._steps: list[Object] = whole["steps"][: self._calls[-1] + 1]
         self._times_ns = list(_read_times(whole["steps"]))
@@ -219,7 +222,7 @@ class _Reading:
         rest = atif.find_rest(self._whole, {**natural, "steps": self._whole["steps"]})
         held = {"after": self._whole["steps"][len(self._steps) :], **beside}
         given = _rewards_of(self._whole)
-        if given and not any(self._rewards.values()):
+        if given and not self._is_judged:
             self._rewards[self._calls[-1]] = given
             held["reward"] = next(iter(given.values()))
         return {**held, "place": list(self._place), "document": rest}
