@@ -250,10 +250,15 @@ class Store(SpanStore):
             ConfigError: There is no such format or option.
             AdapterError: The other adapter cannot be loaded.
         """
-        from lightning_otel.dataset.export import rows
+        from lightning_otel.dataset import formats
 
         query, rest = _split_options(options, format)
-        return rows(lambda: self._adapt(query), format, wanted=query.wanted, options=rest)
+
+        def paths() -> "Iterator[Trajectory]":
+            for part in self._adapt(query):
+                yield from filter(None, map(query.wanted.part_of, part.trajectories))
+
+        return formats.rows(format, paths(), **rest)
 
     def adapt(
         self, *, bodies: bool = True, **keywords: "Unpack[QueryKeywords]"

@@ -140,26 +140,6 @@ def export(
     )
 
 
-def rows(
-    adaptations: Callable[[], Iterable[Adaptation]],
-    name: str,
-    *,
-    wanted: Selection,
-    options: Mapping[str, Any],
-) -> Iterator[Row]:
-    """Return the rows of a format as they are made; ``adaptations`` begins to read.
-
-    Raises:
-        ConfigError: There is no such format or option; said before anything is read.
-    """
-
-    def trajectories() -> Iterator[Trajectory]:
-        for each in adaptations():
-            yield from filter(None, map(wanted.part_of, each.trajectories))
-
-    return formats.rows(name, trajectories(), **options)
-
-
 def kind_of(path: str | os.PathLike[str], kind: FileKind | None = None) -> FileKind:
     """Return what is written to a path: as it was said, else as its name says."""
     if kind is not None:
