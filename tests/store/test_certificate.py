@@ -18,7 +18,6 @@ from lightning_otel.dataset import formats
 from lightning_otel.dataset.certificate import Verdict, find_certificate, verify
 from lightning_otel.dataset.formats import Format
 from lightning_otel.errors import CertificateError, ConfigError, NotFoundError
-from lightning_otel.types import Trajectory
 
 TASKS = 100
 
@@ -261,4 +260,3 @@ def test_a_shared_step_is_in_one_row(store: Store, tmp_path: Path) -> None:
 
     named = [span_id for row in rows for span_id in row["span_ids"]]
     assert len(named) == len(set(named)) == len(store.transitions().rows())
-    assert all(isinstance(path, Trajectory) for path in store.trajectories())

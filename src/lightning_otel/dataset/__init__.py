@@ -225,6 +225,9 @@ class Store(SpanStore):
 
         check_types({"split": split, "seed": seed}, {"split": float | None, "seed": int})
         query, rest = _split_options(options, format)
+        # "2h" is another time tomorrow.
+        times = {"since": query.wanted.since_ns, "until": query.wanted.until_ns}
+        stated = {k: times.get(k) or v for k, v in options.items() if k not in rest}
         return export(
             lambda: self._adapt(query),
             format,
@@ -236,7 +239,7 @@ class Store(SpanStore):
             left_out=left_out,
             progress=progress,
             options=rest,
-            query={name: value for name, value in options.items() if name not in rest},
+            query=stated,
         )
 
     def rows(self, format: str, **options: Any) -> "Iterator[Row]":

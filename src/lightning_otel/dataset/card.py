@@ -83,8 +83,8 @@ def _list_facts(facts: Facts) -> Iterator[str]:
     rewards = census.describe_rewards().items()
     yield f"- Rewards of steps: {', '.join(f'{name} {value:.6g}' for name, value in rewards)}"
     for noun, title in _NOUNS.items():
-        counts = {name: n for (kind, name), n in census.counts.items() if kind == noun}
-        yield f"- {title}: {', '.join(_name_counts(counts)) or 'none'}"
+        names = ", ".join(_name_counts(census.count_names(noun)))
+        yield f"- {title}: {names or 'none'}"
 
 
 def _list_counts(title: str, counts: Mapping[str, int]) -> Iterator[str]:

@@ -21,6 +21,7 @@ from lightning_otel.types.values import parse_json
 
 TRAIN: Final = "train"
 VALIDATION: Final = "validation"
+_KINDS: Final = ("agents", "models", "modes", "versions")
 _JUDGES: Final = {
     c.REWARD_FUNCTION: "a reward function", c.REWARD_AUTHOR_KIND: "",
     c.FEEDBACK_ID: "feedback", c.EVALUATION_NAME: "an evaluation",
@@ -40,7 +41,6 @@ class Census:
         in_rows: Steps in rows; None if the format does not tell.
         span_ids: The first step's span, by reason.
         marks: Sums of :func:`mark_step` of the steps that came, and of those in no row.
-        counts: Steps, calls, rewards and masks by noun and name.
         times_ns: When the first step and the last one began.
     """
 
@@ -53,7 +53,8 @@ class Census:
         self.reasons: Counter[tuple[str, bool]] = Counter()
         self.span_ids: dict[str, str] = {}
         self.marks, self.times_ns = [0, 0], [1 << 62, 0]
-        self.counts: Counter[tuple[str, str]] = Counter()
+        self._kinds: Counter[tuple[str | None, ...]] = Counter()
+        self._origins: Counter[tuple[str, str]] = Counter()
         self.reports: list[Report] = []
         self._rewards = array("d")
 
@@ -64,13 +65,11 @@ class Census:
         if not self._is_full:
             return
         self.marks[0] += mark_step(step.span_id)
-        counts, first_ns, last_ns = self.counts, *self.times_ns
-        counts["agents", step.agent or "(unnamed)"] += 1
-        counts["models", step.model or "(unknown)"] += 1
-        counts["modes", step.mode or "(none)"] += 1
-        for version in step.resources.items() or [("", step.resource_version or "(none)")]:
-            counts["versions", "@".join(version).removeprefix("@")] += 1
-        self.times_ns = [min(first_ns, step.start_ns), max(last_ns, step.start_ns)]
+        self._kinds[step.agent, step.model, step.mode, step.resource_version] += 1
+        if step.start_ns < self.times_ns[0]:
+            self.times_ns[0] = step.start_ns
+        if step.start_ns > self.times_ns[1]:
+            self.times_ns[1] = step.start_ns
         if step.reward is not None:
             self._rewards.append(step.reward)
 
@@ -98,12 +97,19 @@ class Census:
             for attributes in (span.attributes for span in spans):
                 if attributes.get(c.OPERATION) in c.GENERATIVE_OPERATIONS:
                     origin = str(attributes.get(c.RECEIVED, "recorded here")).partition(":")[0]
-                    self.counts["origins", origin] += 1
+                    self._origins["origins", origin] += 1
                 if c.REWARD_VALUE in attributes:
-                    self.counts["judges", _name_judge(attributes)] += 1
+                    self._origins["judges", _name_judge(attributes)] += 1
                 masks = parse_json(attributes.get(c.REDACTED))
                 for kind, number in masks.items() if isinstance(masks, dict) else ():
-                    self.counts["masks", kind] += number if isinstance(number, int) else 0
+                    self._origins["masks", kind] += number if isinstance(number, int) else 0
+
+    def count_names(self, noun: str) -> dict[str, int]:
+        """Return how many steps, calls, rewards or masks there are of each name of a noun."""
+        counts = Counter({name: n for (kind, name), n in self._origins.items() if kind == noun})
+        for names, number in self._kinds.items() if noun in _KINDS else ():
+            counts[names[_KINDS.index(noun)] or "(none)"] += number
+        return counts
 
     def list_reasons(self, *, is_row_written: bool = False) -> dict[str, int]:
         """Return the reasons for what is in no row, or missing in one, the most frequent first."""

@@ -51,8 +51,8 @@ Made: TypeAlias = Iterator[Row | LeftOut]
 
 def list_steps(row: Mapping[str, Any]) -> Sequence[str] | int | None:
     """Return the spans of the steps in a row: their ids, or only their number; None if unknown."""
-    names = ("span_id", "rejected_span_id")
-    return row.get("span_ids") or [row[name] for name in names if row.get(name)] or None
+    first, second = row.get("span_id"), row.get("rejected_span_id")
+    return row.get("span_ids") or ([first, second] if second else [first] if first else None)
 
 
 @dataclass(frozen=True, slots=True)
