@@ -360,8 +360,8 @@ def list_calls(document: Mapping[str, Any]) -> list[int]:
     """Return the indexes of the steps of a document that asked a model."""
     return [
         index
-        for index, step in enumerate(document["steps"])
-        if step["source"] == "agent"
+        for index, step in enumerate(document.get("steps") or ())
+        if step.get("source") == "agent"
         and step.get("llm_call_count") != 0
         and not step.get("is_copied_context")
     ]
