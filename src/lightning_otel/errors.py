@@ -114,6 +114,10 @@ class NotFoundError(LightningOtelError):
     """Nothing, or more than one thing, has the id or name that was asked for."""
 
 
+class CertificateError(LightningOtelError):
+    """An export cannot be certified: its rows are not what came of its steps."""
+
+
 class AdapterError(LightningOtelError):
     """An adapter of somebody else's cannot be loaded, or failed."""
 

@@ -313,8 +313,10 @@ def test_steps_that_saw_the_same_are_compared() -> None:
     groups = [step.group_id for _, step in sorted(steps.items())]
     assert len(set(groups)) == 3
     assert groups[0] == groups[2] == groups[4]
-    assert found.report.reasons() == {advantages.ALONE: 1}
-    assert bare.report.reasons() == {advantages.NO_STEP_REWARD: 3, advantages.ALONE: 1}
+    alone = "no advantage: no other rollout of its group has a reward"
+    no_reward = "no advantage: its step has no reward; credit 'discounted' gives each one"
+    assert found.report.reasons() == {alone: 1}
+    assert bare.report.reasons() == {no_reward: 3, alone: 1}
 
 
 # --- parts of a store ----------------------------------------------------------------------------

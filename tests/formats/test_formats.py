@@ -37,6 +37,7 @@ from lightning_otel.dataset import formats, registry
 from lightning_otel.dataset.formats import Format, LeftOut
 from lightning_otel.dataset.formats.groups import by_group
 from lightning_otel.errors import ConfigError
+from lightning_otel.receivers.documents import decode_spans
 from lightning_otel.types import Trajectory, Transition
 
 OURS = [
@@ -162,17 +163,13 @@ def test_every_step_is_in_a_row_or_has_a_reason(spans: list[Span]) -> None:
 
         assert all(set(row) <= set(formats.get(name).columns) for row in rows)
         assert all(_is_json(row) for row in rows)
-        left = {_key(each.step) for each in told if not each.is_row_written}
-        assert left <= steps
-        if name in ("triplets", "agentlightning"):
-            assert not left
-            assert len(rows) >= len(steps)
-        elif name in ("prompt-completion", "kto", "openai-sft"):
-            assert len(rows) >= len(steps - left)
-        elif name in ("dpo", "openai-dpo"):
-            assert len(left) >= len(steps) - 2 * len(rows)
-        else:
-            assert bool(rows) or left == steps
+        left = [_key(each.step)[-1] for each in told if not each.is_row_written]
+        named = [formats.get(name).steps_of(row) for row in rows]
+        counts = sum(each if isinstance(each, int) else len(each or ()) for each in named)
+        assert counts + len(left) == len(steps), name
+        if not any(isinstance(each, int) for each in named):
+            named_ids = [each for ids in named if isinstance(ids, list) for each in ids]
+            assert sorted([*named_ids, *left]) == sorted(key[-1] for key in steps), name
 
 
 def _key(each: Transition) -> tuple[str, ...]:
@@ -298,7 +295,7 @@ def test_other_agents_and_branches_are_subagents_of_their_attempt() -> None:
     """A step that branches share is copied context in the later ones; attempts stand apart."""
     found, _ = documents(
         path(FIRST, LAST),
-        path(FIRST, exact([1], [2], span_id="s3"), branch=1),
+        path(FIRST, exact([1], [2], span_id="s3", observation=LAST.observation), branch=1),
         path(exact([7], [8], span_id="s4", agent="other")),
         path(exact([7], [8], span_id="s5", rollout_id="r2")),
     )
@@ -309,6 +306,39 @@ def test_other_agents_and_branches_are_subagents_of_their_attempt() -> None:
         True, None,
     ]  # fmt: skip
     assert other["agent"]["name"] == "other"
+
+
+def test_separate_and_edited_prompts_stay_separate() -> None:
+    """Each is a document, and the one that it goes on from names it; copies are marked."""
+    rules, asked = said("system", "be brief"), said("user", "one")
+    first = step("a", span_id="s1", done=False, finish_reason="length", response_id="id-1",
+                 observation=(rules, asked))  # fmt: skip
+    refusal = parts("assistant", {"type": "refusal", "content": "no"}, THOUGHT | {"content": ""})
+    apart = step(span_id="s2", step=1, done=False, observation=(rules, said("user", "two")),
+                 action=(refusal,))  # fmt: skip
+    edited = step("c", span_id="s3", step=2, reward=1.0, rewards={"primary": 1.0}, observation=(
+        rules, said("user", "two"), said("assistant", "(cut)"), said("user", "go on")))  # fmt: skip
+
+    ((found,), told) = documents(replace(path(first, apart, edited), reward=1.0))
+
+    whole = [found, *found["subagent_trajectories"]]
+    texts = [[(s["message"], s.get("is_copied_context")) for s in each["steps"]] for each in whole]
+    assert texts == [
+        [("be brief", None), ("one", None), ("a", None)],
+        [("be brief", True), ("two", None), ("no", None)],
+        [("be brief", True), ("two", True), ("(cut)", True), ("go on", None), ("c", None)],
+    ]  # fmt: skip
+    assert [each.get("continued_trajectory_ref") for each in whole] == [None, "r1/1/calc/0/2", None]
+    assert [each["steps"][-1].get("extra") for each in whole] == [
+        {"finish_reason": "length", "response_id": "id-1"}, {"refusal": "no"}, {"reward": 1.0},
+    ]  # fmt: skip
+    assert ["encrypted reasoning" in each.reason for each in told] == [True]
+    spans = list(decode_spans(json.dumps(found).encode()))
+    back = TripletAdapter().adapt(each for each in spans if isinstance(each, Span))
+    steps = [each for trajectory in back for each in trajectory.transitions]
+    assert [(len(each.observation), each.reward) for each in steps] == [
+        (2, None), (2, None), (4, 1.0),
+    ]  # fmt: skip
 
 
 def test_what_has_no_place_is_named() -> None:

@@ -233,7 +233,7 @@ def test_scores_of_several_judges_keep_who_gave_them(tmp_path: Path) -> None:
               for value, judge in enumerate(("ann", "bob"))]  # fmt: skip
     file, place = tmp_path / "scores.json", tmp_path / "s.duckdb"
     file.write_bytes(orjson.dumps([call, *scores]))
-    assert _invoke("import", file, "--store", place).returncode == 0
+    assert invoke("import", file, "--store", place).returncode == 0
 
     (step,) = Store(place).transitions()
     (chosen,) = Store(place).transitions(reward="n (bob)")

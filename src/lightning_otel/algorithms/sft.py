@@ -27,7 +27,7 @@ class SFT(GradientAlgorithm):
         self.needs_reward = threshold is not None
 
     def rows(self, batch: Batch) -> Rows:
-        """Return conversations up to their last answer; the agent's own answers train, each once."""
+        """Return conversations up to their last answer; own answers train, each once."""
         answered = [_cut_to_answer(path) for path in batch]
         paths = [path for path in answered if path.transitions]
         steps = distinct_steps(paths)

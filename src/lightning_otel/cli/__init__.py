@@ -51,6 +51,7 @@ _GROUPS = {
         "reward": ("rewards:reward", "Add a reward to a rollout, trace, span or response."),
         "apply-rewards": ("rewards:apply_rewards", "Score stored rollouts with a function."),
         "export": ("export:export", "Write training data, spans, or the whole store."),
+        "verify": ("verify:verify", "Compare exported files with their certificate."),
         "train": ("train:train", "Run a training algorithm on recorded or new rollouts."),
         "resources": ("resources:resources", "Publish, promote and roll back prompts and models."),
         "queue": ("queue:queue", "Count, pause, resume and cancel queued rollouts."),

@@ -108,6 +108,11 @@ _MAKING: Final = (
     click.option("--left-out", "left_path", metavar="FILE",
                  help="Write the steps left out, and why, to FILE."),
     click.option("--json", "as_json", is_flag=True, help="Print the counts as one JSON document."),
+    click.option("--certificate", "certificate", is_flag=True,
+                 help="Write a certificate as well; see: verify."),
+    click.option("--split", type=float, metavar="SHARE",
+                 help="Write this share of tasks to a file of validation, such as 0.1."),
+    click.option("--seed", type=int, default=0, metavar="N", help="Divide the tasks otherwise."),
     store_option,
 )  # fmt: skip
 
@@ -157,7 +162,8 @@ def _make_command(name: str, made: "Format") -> click.Command:
 
 def _run_export(
     name: str, made: "Format", *, out: str | None, output: str | None, kind: "FileKind | None",
-    is_dry_run: bool, as_json: bool, left_path: str | None, store: str | None, **options: Any,
+    is_dry_run: bool, as_json: bool, left_path: str | None, certificate: bool, split: float | None,
+    seed: int, store: str | None, **options: Any,
 ) -> int:  # fmt: skip
     from lightning_otel.dataset import Store
 
@@ -181,6 +187,9 @@ def _run_export(
             kind=chosen,
             left_out=left_out,
             progress=progress,
+            certificate=certificate and not is_dry_run,
+            split=split,
+            seed=seed,
             **keywords,
         )
     is_selected = bool(keywords.keys() & {"rollout_id", "agents", "since", "until"})
@@ -215,6 +224,8 @@ def _word_funnel(done: "Exported", place: str) -> Iterator[str]:
         f"{report.rewarded} of {report.transitions} transitions have one"
     )
     yield f"rows       {done.rows} of {done.format} → {place}"
+    if done.tasks:
+        yield f"split      {', '.join(f'{n} tasks {side}' for side, n in done.tasks.items())}"
     for words, reasons in (
         ("left out", report.reasons()), ("not exact", report.inexact), ("note", report.notes),
     ):  # fmt: skip
@@ -247,6 +258,9 @@ def _describe(done: "Exported", why_empty: str | None, *, is_dry_run: bool) -> d
         "rows": done.rows,
         "left_out": {**done.report.reasons(), **done.left_out},
         "partial": done.partial,
+        "steps": done.steps,
+        "in_rows": done.in_rows,
+        "tasks": done.tasks,
         "span_ids": done.span_ids,
         "why_empty": why_empty,
     }

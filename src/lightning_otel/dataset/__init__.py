@@ -188,6 +188,9 @@ class Store(SpanStore):
         kind: "FileKind | None" = None,
         left_out: "Callable[[LeftOut], None] | None" = None,
         progress: "Callable[[int], None] | None" = None,
+        certificate: bool = False,
+        split: float | None = None,
+        seed: int = 0,
         **options: Any,
     ) -> "Exported":
         """Write rows that a trainer reads: ``store.export("sft", "sft.jsonl")``.
@@ -203,6 +206,9 @@ class Store(SpanStore):
                 one that Hugging Face's ``datasets.load_dataset`` reads.
             left_out: Told of everything that the format cannot hold, with the reason.
             progress: Told how many rollouts are done.
+            certificate: Whether a certificate is written beside the file, or into the folder.
+            split: The share of tasks, between 0 and 1, whose rows go to a file of validation.
+            seed: Divides the tasks otherwise.
             **options: Those of the format, such as ``threshold`` of ``kto``; and how spans become
                 which steps, as :meth:`transitions` takes them, such as ``agents``. ``advantage``
                 says what the groups are.
@@ -210,20 +216,29 @@ class Store(SpanStore):
         Raises:
             ConfigError: There is no such format or option, or nothing can be written there.
             AdapterError: The other adapter cannot be loaded.
+            CertificateError: The rows do not account for every step.
             StoreMissingError: There is no store.
         """
+        from lightning_otel.dataset.census import Split
         from lightning_otel.dataset.export import export
 
+        check_types({"split": split, "seed": seed}, {"split": float | None, "seed": int})
         query, rest = _split_options(options, format)
+        # "2h" is another time tomorrow.
+        times = {"since": query.wanted.since_ns, "until": query.wanted.until_ns}
+        stated = {k: times.get(k) or v for k, v in options.items() if k not in rest}
         return export(
             lambda: self._adapt(query),
             format,
             place,
             kind=kind,
             wanted=query.wanted,
+            split=Split(split, seed),
+            source=self.name if certificate else None,
             left_out=left_out,
             progress=progress,
             options=rest,
+            query=stated,
         )
 
     def rows(self, format: str, **options: Any) -> "Iterator[Row]":
@@ -237,10 +252,15 @@ class Store(SpanStore):
             ConfigError: There is no such format or option.
             AdapterError: The other adapter cannot be loaded.
         """
-        from lightning_otel.dataset.export import rows
+        from lightning_otel.dataset import formats
 
         query, rest = _split_options(options, format)
-        return rows(lambda: self._adapt(query), format, wanted=query.wanted, options=rest)
+
+        def paths() -> "Iterator[Trajectory]":
+            for part in self._adapt(query):
+                yield from filter(None, map(query.wanted.part_of, part.trajectories))
+
+        return formats.rows(format, paths(), **rest)
 
     def adapt(
         self, *, bodies: bool = True, **keywords: "Unpack[QueryKeywords]"

@@ -6,9 +6,8 @@ made: memory does not grow with them.
 
 import os
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -16,10 +15,13 @@ from typing import Any, Final, Literal, TypeAlias
 from lightning_otel.adapter import Adaptation
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.dataset import formats
-from lightning_otel.dataset.formats.format import LeftOut, Row
+from lightning_otel.dataset.card import Facts, Part, write_card
+from lightning_otel.dataset.census import TRAIN, Census, Split
+from lightning_otel.dataset.certificate import IN_FOLDER, find_certificate, write_certificate
+from lightning_otel.dataset.formats.format import LeftOut, Row, distinct
 from lightning_otel.dataset.tables import write_rows
 from lightning_otel.errors import ConfigError
-from lightning_otel.store.files import private_file, write_private
+from lightning_otel.store.files import private_file
 from lightning_otel.store.sql import new_connection
 from lightning_otel.store.table import Query, json_line
 from lightning_otel.types import Report, Trajectory
@@ -30,7 +32,7 @@ Place: TypeAlias = str | os.PathLike[str] | Callable[[Row], None] | None
 _KINDS: Final[Mapping[str, FileKind]] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet",
 }  # fmt: skip
-_TABLE: Final = "data/train-00000-of-00001.parquet"
+_TABLE: Final = "data/{}-00000-of-00001.parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,9 @@ class Exported:
         left_out: How many steps are in no row, by reason, the most frequent first.
         partial: How many steps are in a row without something, by what it is.
         span_ids: The first step's span, by each of these reasons.
+        steps: How many distinct steps came: those in rows and those left out.
+        in_rows: How many of them are in rows; None if the format does not tell.
+        tasks: How many tasks fell on each side of a split.
     """
 
     format: str
@@ -52,6 +57,9 @@ class Exported:
     left_out: Mapping[str, int] = field(default_factory=dict)
     partial: Mapping[str, int] = field(default_factory=dict)
     span_ids: Mapping[str, str] = field(default_factory=dict)
+    steps: int = 0
+    in_rows: int | None = 0
+    tasks: Mapping[str, int] = field(default_factory=dict)
 
 
 def export(
@@ -61,64 +69,76 @@ def export(
     *,
     kind: FileKind | None = None,
     wanted: Selection,
+    split: Split,
+    source: str | None,
     left_out: Callable[[LeftOut], None] | None = None,
     progress: Callable[[int], None] | None = None,
     options: Mapping[str, Any],
+    query: Mapping[str, Any],
 ) -> Exported:
-    """Write the rows of a format; arguments as ``Store.export`` and :func:`rows` take them."""
-    reports: list[Report] = []
-    reasons: Counter[tuple[str, bool]] = Counter()
-    span_ids: dict[str, str] = {}
-    rollouts = 0
+    """Write the rows of a format; arguments as ``Store.export`` takes them.
 
-    def read() -> Iterator[Adaptation]:
-        nonlocal rollouts
-        for each in adaptations():
-            yield each
-            reports.append(each.report)
-            rollouts += each.report.rollouts
-            if progress is not None:
-                progress(rollouts)
+    ``query`` are options of transitions, which card and certificate name; ``source`` is the store's
+    name where there is to be a certificate.
+    """
+    path = None if place is None or callable(place) else Path(place)
+    if source is not None and (path is None or _is_stream(path)):
+        raise ConfigError("a certificate tells of files; name a file or folder for the rows")
+    if split.share is not None and callable(place):
+        raise ConfigError("a split writes two files; name a file or folder for the rows")
+    layout = formats.get(name)
+    is_folder = path is not None and kind_of(path, kind) == "folder"
+    census = Census(is_full=is_folder or source is not None)
+    is_divided = split.share is not None or is_folder or source is not None
 
-    def note(left: LeftOut) -> None:
-        reasons[left.reason, left.is_row_written] += 1
-        span_ids.setdefault(left.reason, left.step.span_id)
+    def read(side: str) -> Iterator[Trajectory]:
+        rollouts = 0
+        for part in adaptations():
+            names = set(split.list_rollouts(part, side)) if is_divided else None
+            chosen = (t for t in part.trajectories if names is None or t.rollout_id in names)
+            paths = [path for path in map(wanted.part_of, chosen) if path is not None]
+            for step, _ in distinct(paths):
+                census.add_step(step)
+            yield from paths
+            if side == TRAIN:
+                census.add_part(part)
+                rollouts += part.report.rollouts
+                if progress is not None:
+                    progress(rollouts)
+
+    def note(part: LeftOut) -> None:
+        census.leave_out(part)
         if left_out is not None:
-            left_out(left)
+            left_out(part)
 
-    made = rows(read, name, wanted=wanted, left_out=note, options=options)
-    member = formats.get(name)
-    count = save_rows(made, place, kind, member.choose_columns(member.columns, options))
-    told = reasons.most_common()
+    def make_rows(side: str) -> Iterator[Row]:
+        for row in formats.rows(name, read(side), left_out=note, **options):
+            census.add_row(layout.steps_of(row))
+            yield row
+
+    def describe(parts: Sequence[Part]) -> dict[str, bytes]:
+        facts = Facts(name, parts, census, split, {**query, **options})
+        texts = {"README.md": write_card(facts, columns)} if is_folder else {}
+        if path is not None and source is not None:
+            certificate = IN_FOLDER if is_folder else find_certificate(path).name
+            texts[certificate] = write_certificate(facts, dict(texts), source)
+        return texts
+
+    formats.rows(name, (), **options)  # refuses what is wrong before anything is read or made
+    columns = layout.choose_columns(layout.columns, options)
+    sides = {side: make_rows(side) for side in split.tasks}
+    count = _save_sides(sides, place, kind, columns, describe)
     return Exported(
         format=name,
-        report=Report.total(reports),
+        report=Report.total(census.reports),
         rows=count,
-        left_out={reason: number for (reason, is_written), number in told if not is_written},
-        partial={reason: number for (reason, is_written), number in told if is_written},
-        span_ids=span_ids,
+        left_out=census.list_reasons(),
+        partial=census.list_reasons(is_row_written=True),
+        span_ids=census.span_ids,
+        steps=census.steps,
+        in_rows=census.in_rows,
+        tasks={} if split.share is None else {side: len(t) for side, t in split.tasks.items()},
     )
-
-
-def rows(
-    adaptations: Callable[[], Iterable[Adaptation]],
-    name: str,
-    *,
-    wanted: Selection,
-    left_out: Callable[[LeftOut], None] | None = None,
-    options: Mapping[str, Any],
-) -> Iterator[Row]:
-    """Return the rows of a format as they are made; ``adaptations`` begins to read.
-
-    Raises:
-        ConfigError: There is no such format or option; said before anything is read.
-    """
-
-    def trajectories() -> Iterator[Trajectory]:
-        for each in adaptations():
-            yield from filter(None, map(wanted.part_of, each.trajectories))
-
-    return formats.rows(name, trajectories(), left_out=left_out, **options)
 
 
 def kind_of(path: str | os.PathLike[str], kind: FileKind | None = None) -> FileKind:
@@ -139,6 +159,41 @@ def save_rows(
     rows: Iterable[Row], place: Place, kind: FileKind | None, columns: Mapping[str, str]
 ) -> int:
     """Write rows to a place and return their number; a file is replaced once all are written."""
+    return _save_sides({TRAIN: rows}, place, kind, columns, lambda _: {})
+
+
+def _save_sides(
+    sides: Mapping[str, Iterable[Row]],
+    place: Place,
+    kind: FileKind | None,
+    columns: Mapping[str, str],
+    describe: Callable[[Sequence[Part]], Mapping[str, bytes]],
+) -> int:
+    """Write the rows of each side, and the texts that are made of the files, by name.
+
+    The rows of validation stand beside those of training, with ``.validation`` before the ending.
+    """
+    if place is None or callable(place):
+        take = place or (lambda _: None)
+        return sum(1 for rows in sides.values() for _ in map(take, rows))
+    kind, path, parts = kind_of(place, kind), Path(place), list[Part]()
+    check_place(path, kind)
+    with ExitStack() as stack:
+        folder = stack.enter_context(_new_folder(path)) if kind == "folder" else path.parent
+        for side, rows in sides.items():
+            name = _TABLE.format(side)
+            if kind != "folder":
+                more = "" if side == TRAIN else f".{side}"
+                name = f"{path.name.removesuffix(path.suffix)}{more}{path.suffix}"
+            final = folder / name
+            made = final if _is_stream(final) else stack.enter_context(private_file(final))
+            parts.append(Part(side, name, made, _write_rows(rows, made, kind, columns)))
+        for name, text in describe(parts).items():
+            stack.enter_context(private_file(folder / name)).write_bytes(text)
+    return sum(part.rows for part in parts)
+
+
+def _write_rows(rows: Iterable[Row], path: Path, kind: FileKind, columns: Mapping[str, str]) -> int:
     count = 0
 
     def counted() -> Iterator[Row]:
@@ -147,22 +202,11 @@ def save_rows(
             count += 1
             yield row
 
-    if place is None or callable(place):
-        for row in counted():
-            if place is not None:
-                place(row)
-        return count
-    kind, path = kind_of(place, kind), Path(place)
-    check_place(path, kind)
-    if kind == "folder":
-        _write_folder(counted(), path, columns)
-        return count
-    with nullcontext(path) if _is_stream(path) else private_file(path) as made:
-        if kind == "parquet":
-            _write_parquet(counted(), made, columns)
-        else:
-            with made.open("wb") as file:
-                file.writelines(map(json_line, counted()))
+    if kind == "jsonl":
+        with path.open("wb") as file:
+            file.writelines(map(json_line, counted()))
+    else:
+        _write_parquet(counted(), path, columns)
     return count
 
 
@@ -189,7 +233,8 @@ def _is_stream(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
-def _write_folder(rows: Iterable[Row], path: Path, columns: Mapping[str, str]) -> None:
+@contextmanager
+def _new_folder(path: Path) -> Iterator[Path]:
     """Make a folder as ``datasets.load_dataset`` takes it, which is there once it is whole."""
     import shutil
 
@@ -197,9 +242,7 @@ def _write_folder(rows: Iterable[Row], path: Path, columns: Mapping[str, str]) -
     made = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
     try:
         (made / _TABLE).parent.mkdir(mode=0o700)
-        write_private(made / _TABLE, b"")
-        _write_parquet(rows, made / _TABLE, columns)
-        write_private(made / "README.md", _make_card(columns).encode())
+        yield made
         made.replace(final)
     except OSError as exc:
         exc.filename = exc.filename or str(path)  # a write that fails does not say of what
@@ -218,12 +261,3 @@ def _write_parquet(rows: Iterable[Row], made: Path, columns: Mapping[str, str]) 
         if not columns and not query.count():
             raise ConfigError("no rows, and the format names no columns; write JSON lines")
         query.to_parquet(made)
-
-
-def _make_card(columns: Mapping[str, str]) -> str:
-    """Return the card that says where the rows are; the Parquet file tells their types."""
-    return (
-        "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n"
-        f"    path: {_TABLE}\n---\n\nWritten by lightning-otel; columns: {', '.join(columns)}.\n"
-        f"Loads with datasets {'4.7' if 'JSON' in columns.values() else '3.6'} or newer.\n"
-    )

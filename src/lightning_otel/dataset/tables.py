@@ -49,8 +49,12 @@ def is_parquet(path: Path) -> bool:
         return file.read(4) == b"PAR1"
 
 
-def read_parquet(path: Path) -> Iterator[str]:
+def read_parquet(path: Path, *, is_limited: bool = True) -> Iterator[str]:
     """Yield the rows of a Parquet file, each as an object of JSON.
+
+    Args:
+        path: The file.
+        is_limited: Whether it may take little memory, as somebody else wrote it.
 
     Raises:
         ConfigError: It cannot be read.
@@ -61,7 +65,8 @@ def read_parquet(path: Path) -> Iterator[str]:
     try:
         with new_connection() as con:
             con.execute("SET TimeZone = 'UTC'; SET threads = 1")
-            con.execute(f"SET memory_limit = '{_PARQUET_MEMORY}'; SET temp_directory = ''")
+            if is_limited:
+                con.execute(f"SET memory_limit = '{_PARQUET_MEMORY}'; SET temp_directory = ''")
             query = f"SELECT to_json(t)::VARCHAR FROM read_parquet({quote_text(str(path))}) t"
             found = con.execute(query)
             while row := found.fetchone():

@@ -68,7 +68,7 @@ def read_trajectory(document: Object) -> Iterator[Span]:
     if not _VERSION.fullmatch(str(document.get("schema_version"))):
         raise InvalidSpanError(f"schema_version is {document['schema_version']!r}, none of ATIF v1")
     parts = dict(_walk(document, (), "trajectory"))
-    main, silent = parts[()], [place for place, part in parts.items() if not _calls_of(part)]
+    main, silent = parts[()], [at for at, part in parts.items() if not atif.list_calls(part)]
     if len(silent) == len(parts):
         raise InvalidSpanError("no step of the trajectory asked a model: there is no call to keep")
     session, trajectory_id = main.get("session_id"), main.get("trajectory_id") or ""
@@ -84,13 +84,14 @@ def read_trajectory(document: Object) -> Iterator[Span]:
     extra: dict[str, Any] = {"others": [[list(place), parts[place]] for place in silent]}
     if nulls := [list(at) for at in atif.find_nulls(document)]:
         extra["nulls"] = nulls
+    is_judged = any(_rewards_of(step) for part in parts.values() for step in part["steps"])
     readings, names = [], {""}
     for place, part in parts.items():
         name = part["agent"]["name"] or "agent"
         name = next(name for name in (name, f"{name} {place}") if name not in names)
         names.add(name)
         if place not in silent:
-            readings.append(_Reading(builder, part, place, name, extra))
+            readings.append(_Reading(builder, part, place, name, extra, is_judged=is_judged))
             extra = {"others": []}
     return (span for reading in readings for span in reading.spans())
 
@@ -137,23 +138,15 @@ def _check(kind: str, content: object, where: str) -> dict[str, Any]:
     return {name: value for name, value in content.items() if value is not None}
 
 
-def _calls_of(whole: Object) -> list[int]:
-    return [
-        index
-        for index, step in enumerate(whole["steps"])
-        if step["source"] == "agent"
-        and step.get("llm_call_count") != 0
-        and not step.get("is_copied_context")
-    ]
-
-
 class _Reading:
     def __init__(
-        self, builder: Builder, whole: Object, place: Place, name: str, extra: Object
-    ) -> None:
+        self, builder: Builder, whole: Object, place: Place, name: str, extra: Object, *,
+        is_judged: bool,
+    ) -> None:  # fmt: skip
         """Read a document; the last call's message holds what the document says beside steps."""
         self._builder, self._whole, self._place, self._name = builder, whole, place, name
-        self._calls = _calls_of(whole)
+        self._is_judged = is_judged  # a step has a reward: the document's is no further one
+        self._calls = atif.list_calls(whole)
         self._steps: list[Object] = whole["steps"][: self._calls[-1] + 1]
         self._times_ns = list(_read_times(whole["steps"]))
         self._attributes: dict[int, dict[str, Any]] = {}
@@ -223,7 +216,7 @@ class _Reading:
         remainder = atif.find_rest(self._whole, {**natural, "steps": self._whole["steps"]})
         record = {"after": self._whole["steps"][len(self._steps) :], **extra}
         rewards = _rewards_of(self._whole)
-        if rewards and not any(self._rewards.values()):
+        if rewards and not self._is_judged:
             self._rewards[self._calls[-1]] = rewards
             record["reward"] = next(iter(rewards.values()))
         return {**record, "place": list(self._place), "document": remainder}

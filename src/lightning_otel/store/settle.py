@@ -63,7 +63,7 @@ class SettleResult:
 
 
 def settle_for_reader(layout: Layout, limit: int | None = None) -> SettleResult:
-    """Settle, at most ``limit`` batches; log what cannot be settled, as on a full disk: it can be read unsettled."""
+    """Settle, at most ``limit`` batches; log what cannot be, as on a full disk: it can be read."""
     import duckdb
 
     try:

@@ -61,8 +61,8 @@ def list_format_options(format: Format) -> dict[str, Filter]:
         name: Filter(
             "", _FORMAT_HELP.get(name, "An option of this format."),
             float if default is None else type(default),
-            get_args(made.make.__annotations__.get(name))
-            if get_origin(made.make.__annotations__.get(name)) is Literal
+            get_args(format.make.__annotations__.get(name))
+            if get_origin(format.make.__annotations__.get(name)) is Literal
             else (),
             hint="" if default is None else str(default),
         )

@@ -58,4 +58,5 @@ FORMAT: Final = Format(
     {"prompt": "JSON", "response": "JSON", "reward": "DOUBLE", "metadata": "JSON"},
     used_by="Agent Lightning 0.3 Triplet",
     needs="nothing",
+    steps_of=lambda row: [row["metadata"]["span_id"]],
 )

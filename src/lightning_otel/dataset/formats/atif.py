@@ -1,7 +1,8 @@
 """``atif``: the Agent Trajectory Interchange Format, one document an attempt.
 
 Each message that a prompt adds is a step, each call an agent's step with its metrics, and a tool's
-answer an observation of the step that asked for it. Rewards stand in ``extra``. What an imported
+answer an observation of the step that asked for it. Rewards, finish reasons, response ids and
+refusals stand in ``extra``. What an imported
 document says beyond that lies under :data:`KEY` of its messages, and is restored.
 
 Source: Harbor's RFC 0001, ATIF v1.8, and the models of ``harbor.models.trajectories`` 0.25.
@@ -9,7 +10,8 @@ Source: Harbor's RFC 0001, ATIF v1.8, and the models of ``harbor.models.trajecto
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
+from dataclasses import replace
+from itertools import groupby, takewhile
 from mimetypes import guess_type
 from typing import Any, Final, TypeAlias
 
@@ -30,6 +32,7 @@ from lightning_otel.messages.parts import part_of
 from lightning_otel.types import Message, Trajectory, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.instants import utc_text
+from lightning_otel.types.values import json_text
 
 VERSION: Final = "ATIF-v1.8"
 KEY: Final = "atif"
@@ -46,7 +49,11 @@ Note: TypeAlias = Callable[[str], None]
 
 
 def make(trajectories: Iterable[Trajectory]) -> Made:
-    """Yield one document an attempt: its first trajectory, with the others as subagents of it."""
+    """Yield one document an attempt: its first conversation, with the others as subagents of it.
+
+    A prompt that does not go on from the answer before begins another document. What it repeats
+    of the one before is copied context, and that one names it as its continuation.
+    """
     for _, group in groupby(trajectories, lambda each: (each.rollout_id, each.attempt_id)):
         paths = list(group)
         made = attempt(_make_document, paths)
@@ -62,22 +69,61 @@ def _make_document(paths: Iterable[Trajectory]) -> list[Row | LeftOut]:
     written: set[str] = set()
     nulls: list[Sequence[str | int]] = []
     notes: list[Row | LeftOut] = []
-    for trajectory in paths:
+    parts = [part for path in paths for part in _divide(path)]
+    starts = {id(part.transitions[0].observation) for part, _ in parts}
+    ends: dict[int, Row] = {}
+    before: Row = {}
+    for trajectory, index in parts:
+        if written.issuperset(step.span_id for step in trajectory.transitions):
+            before = {}  # an earlier branch has all of it
+            continue
         steps = _read_steps(trajectory, written, notes.append)
-        held = _held(trajectory.transitions[-1])
+        last = trajectory.transitions[-1]
+        if last.done and id(last.next_observation) not in starts:
+            _add_messages(steps, last.next_observation or (), lambda _: None)
+        held = _held(last)
+        steps += [dict(step) for step in held.get("after", ())]
         place = tuple(held.get("place") or ())
         if "place" not in held or place in documents:
             place = (len(documents) - 1,) if documents else ()
-        natural = describe(trajectory, steps, is_main=not place)
+        natural = describe(trajectory, steps, is_main=not place, index=index)
+        earlier = ends.get(id(trajectory.transitions[0].observation), before if index else None)
+        if earlier and _mark_copies(earlier["steps"], natural["steps"]):
+            earlier["continued_trajectory_ref"] = natural["trajectory_id"]
         if "document" in held:
             natural["extra"] = None  # it says itself what it earned, or did not
-        documents[place] = restore(natural, held.get("document", {}))
+        documents[place] = before = restore(natural, held.get("document", {}))
+        if last.next_observation:
+            ends[id(last.next_observation)] = before
         documents |= {tuple(at): whole for at, whole in held.get("others", ())}
         nulls += held.get("nulls", ())
     document = _nest(documents)
     for at in nulls:
         _restore_null(document, at)
     return [*notes, document]
+
+
+def _divide(path: Trajectory) -> Iterator[tuple[Trajectory, int]]:
+    """Yield the parts of a trajectory whose prompts go on from each other, with their numbers."""
+    first, index = 0, 0
+    for place in range(1, len(path.transitions) + 1):
+        steps = path.transitions[place - 1 : place + 1]
+        if len(steps) < 2 or not is_continued(*steps):
+            yield replace(path, transitions=path.transitions[first:place]), index
+            first, index = place, index + 1
+
+
+def _mark_copies(before: Iterable[Row], steps: Iterable[Row]) -> bool:
+    """Mark what a part repeats of the one before; return whether that is more than instructions."""
+    seen = {(step["source"], json_text(step["message"])) for step in before}
+    copies = [
+        step
+        for step in takewhile(lambda step: "llm_call_count" not in step, steps)
+        if (step["source"], json_text(step["message"])) in seen
+    ]
+    for step in copies:
+        step["is_copied_context"] = True
+    return any(step["source"] != "system" for step in copies)
 
 
 def _nest(documents: Mapping[tuple[int, ...], Row]) -> Row:
@@ -111,10 +157,14 @@ def _restore_null(document: Any, at: Sequence[str | int]) -> None:
         document.setdefault(name, None)
 
 
-def describe(trajectory: Trajectory, steps: list[Row], *, is_main: bool) -> Row:
-    """Return the document of a trajectory, without what an imported one says beyond it."""
+def describe(trajectory: Trajectory, steps: list[Row], *, is_main: bool, index: int = 0) -> Row:
+    """Return the document of a trajectory, without what an imported one says beyond it.
+
+    ``index`` is the number of a part of one; the document of an attempt says what it earned.
+    """
     last = trajectory.transitions[-1]
     key = f"{trajectory.rollout_id}/{trajectory.attempt_id}"
+    part = f"{key}/{trajectory.agent}/{trajectory.branch}"
     models = {step.model for step in trajectory.transitions}
     tools = [tool for step in trajectory.transitions for tool in step.tools]
     agent = {
@@ -128,14 +178,15 @@ def describe(trajectory: Trajectory, steps: list[Row], *, is_main: bool) -> Row:
         for name in ("prompt_tokens", "completion_tokens")
         if (counted := [step for step in steps if name in step.get("metrics", ())])
     }
+    is_rewarded = trajectory.reward is not None
     return {
         "schema_version": VERSION,
         "session_id": trajectory.rollout_id,
-        "trajectory_id": key if is_main else f"{key}/{trajectory.agent}/{trajectory.branch}",
+        "trajectory_id": key if is_main else f"{part}/{index}" if index else part,
         "agent": {name: value for name, value in agent.items() if value is not None},
         "steps": [{"step_id": index, **step} for index, step in enumerate(steps, 1)],
         "final_metrics": {**totals, "total_steps": len(steps)},
-        "extra": {"reward": trajectory.reward} if trajectory.reward is not None else None,
+        "extra": {"reward": trajectory.reward} if is_main and is_rewarded else None,
     }
 
 
@@ -152,7 +203,7 @@ def _read_steps(
 
         for choice in other_choices(each):
             leave_out(choice.reason)
-        seen = len(before.observation) + 1 if before and is_continued(before, each) else 0
+        seen = len(before.observation) + 1 if before else 0
         _add_messages(steps, each.observation[seen:], leave_out)
         made = restore(call_step(each, leave_out), _held(each).get("step", {}))
         if each.span_id in written:
@@ -160,9 +211,6 @@ def _read_steps(
         written.add(each.span_id)
         steps.append(made)
         before = each
-    if before is not None:
-        _add_messages(steps, before.next_observation or (), lambda _: None)
-        steps += [dict(step) for step in _held(before).get("after", ())]
     return steps
 
 
@@ -198,8 +246,18 @@ def call_step(step: Transition, note: Note) -> Row:
     }
     known = {name: value for name, value in metrics.items() if value is not None}
     is_told = step.reward is None or step.reward == _held(step).get("reward")
-    extra: Row = {} if is_told else {"reward": step.reward}
-    if extra and list(step.rewards) != [c.PRIMARY_REWARD]:
+    parts = [part for message in step.action[:1] for part in parts_of(message)]
+    refusals = [to_text(part.get("content")) for part in parts if part.get("type") == "refusal"]
+    if any(part.get("type") == "reasoning" and not part.get("content") for part in parts):
+        note("encrypted reasoning; export triplets, which hold every part")
+    stated = {
+        "finish_reason": step.finish_reason,
+        "response_id": step.response_id,
+        "refusal": "\n".join(refusals) or None,
+        "reward": None if is_told else step.reward,
+    }
+    extra: Row = {name: value for name, value in stated.items() if value is not None}
+    if "reward" in extra and list(step.rewards) != [c.PRIMARY_REWARD]:
         extra["rewards"] = dict(step.rewards)
     return restore(
         {**made, "timestamp": f"{utc_text(step.start_ns)[:_MICROSECONDS]}Z"},
@@ -298,6 +356,23 @@ def held_of(message: Message) -> Row:
     return dict(held) if isinstance(held, Mapping) else {}
 
 
+def list_calls(document: Mapping[str, Any]) -> list[int]:
+    """Return the indexes of the steps of a document that asked a model."""
+    return [
+        index
+        for index, step in enumerate(document.get("steps") or ())
+        if step.get("source") == "agent"
+        and step.get("llm_call_count") != 0
+        and not step.get("is_copied_context")
+    ]
+
+
+def count_calls(document: Mapping[str, Any]) -> int:
+    """Return how many steps of a document and its subagents asked a model."""
+    below = document.get("subagent_trajectories") or ()
+    return len(list_calls(document)) + sum(map(count_calls, below))
+
+
 def _held(step: Transition) -> Row:
     return held_of(step.action[0]) if step.action else {}
 
@@ -335,4 +410,5 @@ FORMAT: Final = Format(
     },
     used_by="Harbor and other readers of ATIF 1.8",
     needs="nothing",
+    steps_of=count_calls,
 )

@@ -1,7 +1,7 @@
 """Formats: functions from trajectories to rows, and descriptions of the rows."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import Any, Final, TypeAlias, TypeVar
@@ -49,6 +49,12 @@ class LeftOut:
 Made: TypeAlias = Iterator[Row | LeftOut]
 
 
+def list_steps(row: Mapping[str, Any]) -> Sequence[str] | int | None:
+    """Return the spans of the steps in a row: their ids, or only their number; None if unknown."""
+    first, second = row.get("span_id"), row.get("rejected_span_id")
+    return row.get("span_ids") or ([first, second] if second else [first] if first else None)
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """A format of rows made of trajectories.
@@ -62,6 +68,7 @@ class Format:
         is_grouped: Whether the trajectories are to come group by group.
         is_by_task: Whether a group is always the rollouts of one task, where there is one.
         choose_columns: Returns the columns under some options, where these change them.
+        steps_of: Tells the steps in a row, as :func:`list_steps` does.
     """
 
     make: Callable[..., Made]
@@ -73,6 +80,7 @@ class Format:
     choose_columns: Callable[[Mapping[str, str], Mapping[str, Any]], Mapping[str, str]] = (
         lambda columns, _: columns
     )
+    steps_of: Callable[[Mapping[str, Any]], Sequence[str] | int | None] = list_steps
 
     def options(self) -> dict[str, Any]:
         """Return the defaults of what can be set, by name."""

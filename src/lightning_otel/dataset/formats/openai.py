@@ -100,6 +100,7 @@ SFT: Final = Format(
     {"messages": "JSON", "tools": "JSON"},
     used_by="OpenAI, Azure, Together, Fireworks",
     needs="messages",
+    steps_of=lambda _: 1,
 )
 DPO: Final = Format(
     make_dpo,
@@ -107,4 +108,5 @@ DPO: Final = Format(
     used_by="OpenAI, Azure",
     needs="messages, and several rewarded answers to one prompt",
     is_grouped=True,
+    steps_of=lambda _: 2,
 )

@@ -17,6 +17,7 @@ from lightning_otel.dataset.formats.format import (
     NO_REWARD,
     NO_TOKENS,
     ORIGIN,
+    SPAN_IDS,
     Format,
     LeftOut,
     Made,
@@ -38,6 +39,11 @@ class Sequence(NamedTuple):
 
     row: TrainingRow
     reward: float | None
+
+    @property
+    def span_ids(self) -> list[str]:
+        """The spans of its steps."""
+        return [step.span_id for step in self.row.transitions]
 
     @property
     def last(self) -> Transition:
@@ -102,6 +108,7 @@ def make_tokens(trajectories: Iterable[Trajectory], *, threshold: float | None =
             "labels": [_IGNORED] * len(row.prompt_ids) + _make_labels(row),
             "steps": len(row.transitions),
             **origin(each.last, reward),
+            "span_ids": each.span_ids,
         }
 
 
@@ -137,6 +144,7 @@ def _make_row(group_id: str, each: Sequence) -> Row:
         "resource_version": last.resource_version,
         "sampling": dict(last.sampling),
         **origin(last, each.reward),
+        "span_ids": each.span_ids,
     }
 
 
@@ -148,7 +156,7 @@ def _row_advantage(row: TrainingRow) -> float | list[float] | None:
 
 TOKENS: Final = Format(
     make_tokens,
-    {"input_ids": "INTEGER[]", "labels": "INTEGER[]", "steps": "INTEGER", **ORIGIN},
+    {"input_ids": "INTEGER[]", "labels": "INTEGER[]", "steps": "INTEGER", **ORIGIN, **SPAN_IDS},
     used_by="TRL SFTTrainer",
     needs="token ids",
 )
@@ -168,6 +176,7 @@ GRPO: Final = Format(
         "resource_version": "VARCHAR",
         "sampling": "JSON",
         **ORIGIN,
+        **SPAN_IDS,
     },
     used_by="TRL (recorded GRPO), OpenEnv",
     needs="token ids, logprobs, rewards",

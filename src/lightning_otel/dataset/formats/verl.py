@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final
 
-from lightning_otel.dataset.formats.format import ORIGIN, Format, LeftOut, Made, origin
+from lightning_otel.dataset.formats.format import ORIGIN, SPAN_IDS, Format, LeftOut, Made, origin
 from lightning_otel.dataset.formats.sequences import compared
 from lightning_otel.errors import ConfigError, NotInstalledError
 from lightning_otel.types import Trajectory
@@ -29,6 +29,7 @@ def make(trajectories: Iterable[Trajectory]) -> Made:
             "rollout_log_probs": list(row.logprobs) if len(row.logprobs) else None,
             "steps": len(row.transitions),
             **origin(each[1].last, reward),
+            "span_ids": each[1].span_ids,
         }
 
 
@@ -145,6 +146,7 @@ FORMAT: Final = Format(
         "rollout_log_probs": "DOUBLE[]",
         "steps": "INTEGER",
         **ORIGIN,
+        **SPAN_IDS,
     },
     used_by="verl (data_proto)",
     needs="token ids, logprobs, rewards",
