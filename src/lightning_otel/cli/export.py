@@ -301,7 +301,7 @@ def _print_row(row: Mapping[str, Any]) -> None:
 
 def _require_readable(opened: "Store") -> None:
     """Refuse a store that cannot be read, before any file is opened for writing."""
-    opened.source.connect().close()
+    opened.source.connect(("spans",)).close()
 
 
 def _choose_place(out: str | None, output: str | None) -> str:

@@ -360,7 +360,7 @@ def list_calls(document: Mapping[str, Any]) -> list[int]:
     """Return the indexes of the steps of a document that asked a model."""
     return [
         index
-        for index, step in enumerate(document.get("steps") or ())
+        for index, step in enumerate(_list_objects(document, "steps"))
         if step.get("source") == "agent"
         and step.get("llm_call_count") != 0
         and not step.get("is_copied_context")
@@ -369,8 +369,14 @@ def list_calls(document: Mapping[str, Any]) -> list[int]:
 
 def count_calls(document: Mapping[str, Any]) -> int:
     """Return how many steps of a document and its subagents asked a model."""
-    below = document.get("subagent_trajectories") or ()
+    below = _list_objects(document, "subagent_trajectories")
     return len(list_calls(document)) + sum(map(count_calls, below))
+
+
+def _list_objects(document: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    values = document.get(name)  # a message may have brought anything under this name
+    items = values if isinstance(values, list | tuple) else ()
+    return [item if isinstance(item, Mapping) else {} for item in items]
 
 
 def _held(step: Transition) -> Row:
