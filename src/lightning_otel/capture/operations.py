@@ -335,6 +335,7 @@ def start_call(
     attributes: Mapping[str, AttributeValue],
     body: dict[str, str] | None = None,
     context: Context | None = None,
+    start_ns: int | None = None,
 ) -> Operation:
     """The call of the request about to be sent: the framework's that waits for it, or a new one.
 
@@ -344,7 +345,7 @@ def start_call(
     operation = unclaimed_call(context)
     if operation is None:
         parent = parent_context(context)
-        return Operation(name, SpanKind.CLIENT, attributes, body, parent=parent)
+        return Operation(name, SpanKind.CLIENT, attributes, body, start_ns, parent)
     operation.is_claimed = True
     operation.rename(name)
     operation.attributes.update(attributes)
