@@ -1,6 +1,7 @@
 """A server and the proxy before it."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,8 @@ from lightning_otel import Store
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
-Calls = Callable[[Path], list[Span]]
 
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def origin() -> Iterator[Origin]:
     """A server that answers as it is told."""
     server = Origin()
@@ -21,19 +20,37 @@ def origin() -> Iterator[Origin]:
     server.close()
 
 
-@pytest.fixture
-def proxied(tmp_path: Path, origin: Origin) -> Iterator[str]:
-    """The address of a proxy before the server."""
-    with proxying(tmp_path, origin.url) as address:
-        yield address
+class Proxied:
+    """A proxy before the server.
+
+    Attributes:
+        address: Its address.
+        pid: Its process.
+        folder: The folder of its store.
+    """
+
+    def __init__(self, address: str, pid: int, folder: Path) -> None:
+        self.address, self.pid, self.folder = address, pid, folder
+
+    def peak_mb(self) -> float:
+        """The most memory that it held."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+
+    def calls(self, session_id: str) -> list[Span]:
+        """The calls of a session."""
+        return calls_of(self.folder, session_id)
 
 
-@pytest.fixture
-def calls() -> Calls:
-    """Reads the calls of the store in a folder, in order."""
+def calls_of(folder: Path, rollout_id: str | None = None) -> list[Span]:
+    """The calls in the store of a folder, of one rollout or all."""
+    rows = Store(folder / "t.duckdb").spans(rollout_id=rollout_id).rows()
+    return [span for span in rows if span.attributes.get(c.OPERATION) in c.CALL_OPERATIONS]
 
-    def read(folder: Path) -> list[Span]:
-        rows = Store(folder / "t.duckdb").spans().rows()
-        return [span for span in rows if span.attributes.get(c.OPERATION) in c.CALL_OPERATIONS]
 
-    return read
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory: pytest.TempPathFactory, origin: Origin) -> Iterator[Proxied]:
+    """A proxy before the server; each test asks in a session of its own."""
+    folder = tmp_path_factory.mktemp("proxied")
+    with proxying(folder, origin.url) as address:
+        yield Proxied(*address, folder)

@@ -115,8 +115,8 @@ class Origin:
 
 
 @contextlib.contextmanager
-def proxying(folder: Path, upstream: str, *options: str) -> Iterator[str]:
-    """The address of ``lightning-otel proxy``, which keeps its spans in a folder."""
+def proxying(folder: Path, upstream: str, *options: str) -> Iterator[tuple[str, int]]:
+    """The address and process of ``lightning-otel proxy``, which keeps its spans in a folder."""
     process = subprocess.Popen(
         [sys.executable, "-m", "lightning_otel", "proxy", "--listen", "127.0.0.1:0",
          "--upstream", upstream, "--store", str(folder / "t.duckdb"), *options],
@@ -127,7 +127,7 @@ def proxying(folder: Path, upstream: str, *options: str) -> Iterator[str]:
     try:
         address = process.stdout.readline().strip()
         assert address.startswith("http://"), process.communicate(timeout=20)
-        yield address
+        yield address, process.pid
     finally:
         process.terminate()
         notes = process.communicate(timeout=30)[1]
