@@ -2,8 +2,10 @@
 
 import contextlib
 import gzip
+import os
 import re
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -85,8 +87,9 @@ class Origin:
         connections: How many it took.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.script = play()
+        self._tls = tls
         self.asked: list[tuple[bytes, bytes]] = []
         self.connections = 0
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
@@ -102,7 +105,10 @@ class Origin:
                 threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        with sock, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, server_side=True)
+            stack.enter_context(sock)
             peer = Peer(sock)
             while peer.file.peek(1) and self.script(self, peer):
                 pass
@@ -115,12 +121,13 @@ class Origin:
 
 
 @contextlib.contextmanager
-def proxying(folder: Path, upstream: str, *options: str) -> Iterator[tuple[str, int]]:
+def proxying(folder: Path, upstream: str, *options: str, **env: str) -> Iterator[tuple[str, int]]:
     """The address and process of ``lightning-otel proxy``, which keeps its spans in a folder."""
     process = subprocess.Popen(
         [sys.executable, "-m", "lightning_otel", "proxy", "--listen", "127.0.0.1:0",
          "--upstream", upstream, "--store", str(folder / "t.duckdb"), *options],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+        env={**os.environ, **env},
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stderr is not None

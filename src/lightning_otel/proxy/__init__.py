@@ -30,6 +30,29 @@ Own = Callable[[str, str, Mapping[str, str]], str | None]
 """Answers a request for the proxy itself, by method, path and headers; None for no such path."""
 
 
+class _Tunnel(asyncio.Protocol):
+    """A connection to the user's own proxy, until that has opened the way.
+
+    Attributes:
+        head: The head of its answer.
+    """
+
+    def __init__(self) -> None:
+        self.head = asyncio.get_running_loop().create_future()
+        self._data = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Take what it answers."""
+        self._data += data
+        if b"\r\n\r\n" in self._data and not self.head.done():
+            self.head.set_result(self._data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Say that it closed the way."""
+        if not self.head.done():
+            self.head.set_exception(ConnectionError(0, "the proxy on the way to it is gone"))
+
+
 class Proxy:
     """A proxy in a thread of its own.
 
@@ -168,25 +191,24 @@ class Proxy:
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             raise OSError(0, f"a proxy of kind {parts.scheme} is not known")
         outer = self._find_tls() if parts.scheme == "https" else None
-        reader, writer = await asyncio.open_connection(
-            parts.hostname, parts.port or (443 if outer else 80), ssl=outer
-        )
         name = f"[{host}]" if ":" in host else host
         request = f"CONNECT {name}:{port} HTTP/1.1\r\nHost: {name}:{port}\r\n"
         if parts.username is not None:
             user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             request += f"Proxy-Authorization: Basic {b64encode(user.encode()).decode()}\r\n"
-        writer.write(f"{request}\r\n".encode())
-        head = await reader.readuntil(b"\r\n\r\n")
-        transport: Any = writer.transport
-        if head.split(b" ", 2)[1:2] != [b"200"]:
+        transport, tunnel = await loop.create_connection(
+            _Tunnel, parts.hostname, parts.port or (443 if outer else 80), ssl=outer
+        )
+        transport.write(f"{request}\r\n".encode())
+        if b" 200" not in (await tunnel.head).partition(b"\r\n")[0]:
             transport.abort()
             raise OSError(0, "the proxy on the way to it refuses the connection")
         if tls is not None:
-            transport = await loop.start_tls(transport, server, tls, server_hostname=host)
+            inner = await loop.start_tls(transport, server, tls, server_hostname=host)
         else:
+            inner = transport
             transport.set_protocol(server)
-        server.connection_made(transport)
+        server.connection_made(inner)
 
     def _find_tls(self) -> ssl.SSLContext:
         if self._tls is None:

@@ -6,9 +6,9 @@ byte is changed; a copy is read, and the record is written before the last byte 
 """
 
 import asyncio
+import contextlib
 import socket
 import struct
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import h11
@@ -16,154 +16,17 @@ import h11
 from lightning_otel import capture
 from lightning_otel.dialects import Dialect
 from lightning_otel.instrumentors.http import RECORDED
-from lightning_otel.proxy.codings import readable_codings
-from lightning_otel.proxy.recording import Record
-from lightning_otel.proxy.routes import Destination, server_address
+from lightning_otel.proxy.passage import Passage, headers_of, make_parser
 
 if TYPE_CHECKING:
     from lightning_otel.proxy import Proxy
 
-_HEAD_BYTES: Final = 1 << 20
 _QUICK_BYTES: Final = 256 << 10
 """A longer request is read in a thread."""
 _LINGER_S: Final = 2.0
 """How long an answer of our own waits for the program to take it."""
 _RESET: Final = struct.pack("ii", 1, 0)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-_OWN: Final = frozenset(
-    {
-        b"upgrade", b"http2-settings", b"proxy-authorization", b"proxy-connection",
-        RECORDED.encode(),
-    }
-)  # fmt: skip
-"""Headers that end here."""
-
-_PARTS: Final = (h11.InformationalResponse, h11.Response, h11.Data, h11.EndOfMessage)
-_FRAMING: Final = ("content-length", "transfer-encoding", "expect", "host")
-
-
-class _Passage:
-    """One request and its answer on their way.
-
-    Attributes:
-        request: The head of the request.
-        headers: Its headers, by lower-case name.
-        destination: Where it goes.
-        record: Its record; None where nothing is recorded.
-        is_sent: Whether the request is there to its end.
-        is_answered: Whether the answer is.
-        is_refused: Whether the answer refuses what we asked besides, and is not passed on.
-        is_unreadable: Whether the answer is no HTTP, and passes unread until its end.
-        reading: The reading of a long request in a thread.
-        ends_record: Whether the record ends with that.
-    """
-
-    def __init__(
-        self,
-        request: h11.Request,
-        headers: Mapping[str, str],
-        destination: Destination,
-        record: Record | None,
-    ) -> None:
-        self.request, self.headers = request, headers
-        self.destination, self.record = destination, record
-        self.is_sent = self.is_answered = self.is_refused = self.is_unreadable = False
-        self.has_begun = self.ends_record = False
-        self.reading: asyncio.Future[Any] | None = None
-        self._framing = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
-
-    def head(self) -> bytes:
-        """Return the head that is sent: with another target and host, without what ends here."""
-        return self._write_head(self.request.headers.raw_items())
-
-    def _write_head(self, items: Iterable[tuple[bytes, bytes]]) -> bytes:
-        host = self.destination.host.encode()
-        headers = []
-        for name, value in items:
-            lower = name.lower()
-            if lower == b"accept-encoding" and self.record is not None:
-                headers.append((name, readable_codings(value.decode("latin-1")).encode()))
-            elif lower not in _OWN:
-                headers.append((name, host if lower == b"host" else value))
-        if "host" not in self.headers:  # of HTTP/1.0
-            headers.insert(0, (b"Host", host))
-        request = h11.Request(
-            method=self.request.method, target=self.destination.target, headers=headers
-        )
-        head = self._framing.send(request) or b""
-        version = self.request.http_version
-        return head.replace(b" HTTP/1.1\r\n", b" HTTP/%s\r\n" % version, 1)
-
-    def write(self, event: h11.Data | h11.EndOfMessage) -> bytes:
-        """Return the bytes of a part of the body."""
-        return self._framing.send(event) or b""
-
-    def write_whole(self, url: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-        """Return the bytes of a request that is sent in place of the program's."""
-        self._framing = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
-        self.destination = server_address(url)
-        pairs = {name: text for name, text in headers.items() if name.lower() not in _FRAMING}
-        pairs |= {"host": self.destination.host, "content-length": str(len(body))}
-        encoded = [(name.encode("latin-1"), pairs[name].encode("latin-1")) for name in pairs]
-        head = self._write_head(encoded)
-        return head + self.write(h11.Data(data=body)) + self.write(h11.EndOfMessage())
-
-    def read(self, data: bytes) -> None:
-        """Read a copy of the bytes of the answer; no bytes are its end by the connection's."""
-        if self.is_unreadable:
-            return
-        try:
-            self._framing.receive_data(data)
-            pieces: list[bytes] = []
-            while type(event := self._framing.next_event()) in _PARTS:
-                if type(event) is h11.Data:
-                    pieces.append(event.data)
-                else:
-                    self._keep(pieces)
-                    self._take(event)
-            self._keep(pieces)
-            if self.is_answered and self._framing.trailing_data[0]:
-                self.is_unreadable = True  # more than it said: nobody knows what comes next
-        except h11.RemoteProtocolError:
-            self.is_unreadable = True
-
-    def _keep(self, pieces: list[bytes]) -> None:
-        """Keep what has come of the body in one: to look at each chunk costs more than all else."""
-        if pieces and self.record is not None and not self.is_refused:
-            is_end = capture.guard_call(self.record.keep, b"".join(pieces))
-            pieces.clear()
-            if is_end:
-                self.end_record()
-
-    def _take(self, event: Any) -> None:
-        record = self.record
-        if isinstance(event, h11.Response) and record is not None:
-            headers = _headers_of(event)
-            capture.guard_call(record.answer, event.status_code, headers)
-            self.is_refused = record.refused
-        elif isinstance(event, h11.EndOfMessage):
-            self.is_answered = True
-            if not self.is_refused:
-                self.end_record()
-
-    def end_record(self, *, is_whole: bool = True, exc: BaseException | None = None) -> None:
-        """Write the record, or have it written once the request is read."""
-        if self.record is None:
-            return
-        if self.reading is not None and not self.reading.done():
-            self.ends_record = True
-            self.reading.add_done_callback(lambda _: self._end(is_whole, exc))
-            return
-        self._end(is_whole, exc)
-
-    def _end(self, is_whole: bool, exc: BaseException | None) -> None:  # noqa: FBT001
-        self.ends_record = False
-        record = self.record
-        if record is not None:
-            if not self.has_begun and is_whole:  # the answer came before the request's end
-                self.has_begun = True
-                capture.guard_call(record.begin)
-            capture.guard_call(record.end, is_whole=is_whole, exc=exc)
 
 
 class Server(asyncio.Protocol):
@@ -206,8 +69,8 @@ class Program(asyncio.Protocol):
         """Take a connection for a proxy."""
         self._proxy = proxy
         self.transport: Any = None
-        self._parser = _make_parser()
-        self._passage: _Passage | None = None
+        self._parser = make_parser()
+        self._passage: Passage | None = None
         self._server: Server | None = None
         self._task: asyncio.Task[None] | None = None
         self._tail: list[bytes] = []
@@ -254,7 +117,7 @@ class Program(asyncio.Protocol):
 
     def _begin(self, request: h11.Request) -> None:
         """Begin to pass a request on, or answer it here."""
-        headers, proxy = _headers_of(request), self._proxy
+        headers, proxy = headers_of(request), self._proxy
         target, method = request.target.decode("latin-1"), request.method.decode("latin-1")
         if (own := proxy.answer_own(method, target, headers)) is not None:
             self._answer(*own)
@@ -272,14 +135,14 @@ class Program(asyncio.Protocol):
             proxy.upgrades += 1
             self._answer(426, dialect, "lightning-otel's proxy takes no WebSocket; use HTTP")
             return
-        self._passage = _Passage(request, headers, destination, record)
+        self._passage = Passage(request, headers, destination, record)
         if record is not None and record.is_held:
             if self._parser.they_are_waiting_for_100_continue:
                 self.transport.write(_CONTINUE)
             return
         self._task = asyncio.ensure_future(self._open(self._passage))
 
-    async def _open(self, passage: _Passage, data: bytes = b"") -> None:
+    async def _open(self, passage: Passage, data: bytes = b"") -> None:
         """Have a connection to the passage's server, and send what is to be sent first."""
         origin = passage.destination.origin
         if self._server is None or self._server.origin != origin:
@@ -290,19 +153,21 @@ class Program(asyncio.Protocol):
                 server = Server(self)
                 await self._proxy.connect(origin, server)
             except (OSError, EOFError, ValueError) as exc:
-                self._fail(passage, exc)
+                passage.failure, self._task = exc, None
+                if passage.is_sent or self._parser.they_are_waiting_for_100_continue:
+                    self._fail(passage)
+                else:  # what was asked belongs on record
+                    self.read_on()
                 return
             server.origin, self._server = origin, server
         self._task = None
         self._server.transport.write(data or passage.head())
         self.read_on()
 
-    def _fail(self, passage: _Passage, exc: Exception) -> None:
-        """Say that the server cannot be reached, with what has come of the request on record."""
-        record = passage.record
+    def _fail(self, passage: Passage) -> None:
+        """Say that the server cannot be reached."""
+        record, exc = passage.record, passage.failure
         if record is not None and not passage.has_begun:
-            while isinstance(event := self._parser.next_event(), h11.Data):
-                record.keep_sent(event.data)
             passage.has_begun = True
             capture.guard_call(record.begin)
         passage.end_record(is_whole=False, exc=exc)
@@ -329,6 +194,9 @@ class Program(asyncio.Protocol):
             return
         passage.is_sent = True
         self._proxy.too_long += record is not None and record.is_unread
+        if passage.failure is not None:
+            self._fail(passage)
+            return
         if is_held:
             self._task = asyncio.ensure_future(self._send_changed(passage))
             return
@@ -341,7 +209,7 @@ class Program(asyncio.Protocol):
                 capture.guard_call(record.begin)
         self._end_cycle()
 
-    async def _send_changed(self, passage: _Passage) -> None:
+    async def _send_changed(self, passage: Passage) -> None:
         """Send a request as it is to be sent, now that it is whole."""
         record = passage.record
         assert record is not None
@@ -354,7 +222,7 @@ class Program(asyncio.Protocol):
         url, body, headers = changed or (record.url, body, passage.headers)
         await self._open(passage, passage.write_whole(url, body, headers))
 
-    async def _send_again(self, passage: _Passage) -> None:
+    async def _send_again(self, passage: Passage) -> None:
         """Send a request without what the server refused."""
         assert passage.record is not None
         url, body, headers = passage.record.fall_back()
@@ -390,7 +258,7 @@ class Program(asyncio.Protocol):
         else:
             self.transport.write(data)
 
-    def _release(self, passage: _Passage) -> None:
+    def _release(self, passage: Passage) -> None:
         """Pass on what waited for the record of a long request."""
         self._is_held = False
         tail, self._tail = b"".join(self._tail), []
@@ -411,7 +279,7 @@ class Program(asyncio.Protocol):
 
     def _begin_cycle(self) -> None:
         """Be ready for the next request, of which something may have come."""
-        rest, self._passage, self._parser = self._parser.trailing_data[0], None, _make_parser()
+        rest, self._passage, self._parser = self._parser.trailing_data[0], None, make_parser()
         if rest:
             self._parser.receive_data(rest)
 
@@ -419,7 +287,7 @@ class Program(asyncio.Protocol):
         """Answer a request here, in its dialect, and end the connection."""
         self._is_over, self._task = True, None
         self.transport.write(self._proxy.write_answer(status, dialect, message))
-        if self.transport.can_write_eof():
+        with contextlib.suppress(OSError):  # the program may have gone
             self.transport.write_eof()
         self.transport.resume_reading()  # what else is sent must be taken, or the answer is lost
         asyncio.get_running_loop().call_later(_LINGER_S, self.transport.close)
@@ -477,15 +345,3 @@ class Program(asyncio.Protocol):
         """Read on from the server."""
         if self._server is not None and not self._is_held:
             self._server.transport.resume_reading()
-
-
-def _make_parser() -> h11.Connection:
-    return h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_BYTES)
-
-
-def _headers_of(event: Any) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    for name, value in event.headers:
-        key, text = name.decode("latin-1"), value.decode("latin-1")
-        headers[key] = f"{headers[key]}, {text}" if key in headers else text
-    return headers
