@@ -137,6 +137,7 @@ def serve_half_closed(origin: Origin, peer: Peer) -> bool:
 
 CLOSED = b"HTTP/1.1 200 OK\r\n%s\r\n\r\n%s" % (JSON.encode(), WHOLE)
 LIE = answer(WHOLE, JSON).replace(b"content-length: ", b"content-length: 9")
+DEEP = answer(b"[" * 100_000, JSON)
 MORE = answer(WHOLE, JSON) + b"more"
 OVERLOADED = answer(b'{"error": {"type": "overloaded"}}', JSON, status="529 X")
 CHUNKS = b"5\r\n%s\r\n%x;x=y\r\n%s\r\n0\r\n\r\n" % (BODY[:5], len(BODY) - 5, BODY[5:])
@@ -169,6 +170,7 @@ HARD: dict[str, Case] = {
         play(answer(b"\x01\x02", JSON, "content-encoding: rot13"), closes=True), PLAIN,
         answer(b"\x01\x02", JSON, "content-encoding: rot13"), False,
     ),
+    "nested beyond all depth": (play(DEEP, closes=True), PLAIN, DEEP, False),
     "no JSON": (play(answer(b"<html>", JSON), closes=True), PLAIN, answer(b"<html>", JSON), False),
 }  # fmt: skip
 
@@ -206,10 +208,10 @@ def test_next_request_may_come_before_the_answer(origin: Origin, proxied: Proxie
 
 
 def test_long_bodies_pass_both_ways(origin: Origin, proxied: Proxied) -> None:
-    """A request of some MB is read whole; an answer of some MB, to a slow reader, too."""
-    text = "word " * 600_000
+    """A request of a MB is read whole; an answer of a MB, to a slow reader, too."""
+    text = "word " * 200_000
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
-    reply = answer(WHOLE.replace(b"ok", b"y" * 3_000_000), JSON)
+    reply = answer(WHOLE.replace(b"ok", b"y" * 1_000_000), JSON)
     origin.script = play(reply)
     with connect(proxied.address) as sock:
         sock.sendall(post(body, PATHS["chat"], "X-Session-ID: long"))
@@ -218,7 +220,7 @@ def test_long_bodies_pass_both_ways(origin: Origin, proxied: Proxied) -> None:
     assert origin.asked[-1][1] == body
     (span,) = proxied.calls("long")
     assert len(span.attributes[c.INPUT_MESSAGES]) > len(text)
-    assert len(span.attributes[c.OUTPUT_MESSAGES]) > 3_000_000
+    assert len(span.attributes[c.OUTPUT_MESSAGES]) > 1_000_000
 
 
 def test_no_chunk_waits_for_the_next(origin: Origin, proxied: Proxied) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 import h11
@@ -32,10 +33,14 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 class Server(asyncio.Protocol):
     """The connection to a server."""
 
-    def __init__(self, program: "Program") -> None:
-        self.program = program
+    def __init__(self, program: "Program", origin: tuple[str, str, int]) -> None:
+        self.program, self.origin = program, origin
         self.transport: Any = None
-        self.origin: tuple[str, str, int] | None = None
+
+    def leave(self) -> None:
+        """End it, if it began."""
+        if self.transport is not None:
+            self.transport.abort()
 
     def connection_made(self, transport: Any) -> None:
         """Begin."""
@@ -140,26 +145,31 @@ class Program(asyncio.Protocol):
             if self._parser.they_are_waiting_for_100_continue:
                 self.transport.write(_CONTINUE)
             return
-        self._task = asyncio.ensure_future(self._open(self._passage))
+        self._start(self._passage, self._open(self._passage))
+
+    def _start(self, passage: Passage, work: Coroutine[Any, Any, None]) -> None:
+        """Do what takes time; nothing more is taken from the program meanwhile."""
+        self._task = task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda _: self._check(passage, task))
+
+    def _check(self, passage: Passage, task: "asyncio.Task[None]") -> None:
+        """Fail where the server could not be reached; what was asked belongs on record first."""
+        if task.cancelled() or (failure := task.exception()) is None:
+            return
+        passage.failure, self._task, self._server = failure, None, None
+        if passage.is_sent or self._parser.they_are_waiting_for_100_continue:
+            self._fail(passage)
+        else:
+            self.read_on()
 
     async def _open(self, passage: Passage, data: bytes = b"") -> None:
         """Have a connection to the passage's server, and send what is to be sent first."""
         origin = passage.destination.origin
         if self._server is None or self._server.origin != origin:
-            former, self._server = self._server, None
-            if former is not None:
-                former.transport.close()
-            try:
-                server = Server(self)
-                await self._proxy.connect(origin, server)
-            except (OSError, EOFError, ValueError) as exc:
-                passage.failure, self._task = exc, None
-                if passage.is_sent or self._parser.they_are_waiting_for_100_continue:
-                    self._fail(passage)
-                else:  # what was asked belongs on record
-                    self.read_on()
-                return
-            server.origin, self._server = origin, server
+            if self._server is not None:
+                self._server.leave()
+            self._server = Server(self, origin)
+            await self._proxy.connect(origin, self._server)
         self._task = None
         self._server.transport.write(data or passage.head())
         self.read_on()
@@ -190,7 +200,7 @@ class Program(asyncio.Protocol):
                 record.keep_sent(event.data)
                 if is_held and record.is_unread:  # too long to be changed
                     data = passage.head() + passage.write(h11.Data(data=record.release()))
-                    self._task = asyncio.ensure_future(self._open(passage, data))
+                    self._start(passage, self._open(passage, data))
             return
         passage.is_sent = True
         self._proxy.too_long += record is not None and record.is_unread
@@ -198,7 +208,7 @@ class Program(asyncio.Protocol):
             self._fail(passage)
             return
         if is_held:
-            self._task = asyncio.ensure_future(self._send_changed(passage))
+            self._start(passage, self._send_changed(passage))
             return
         if record is not None and not passage.has_begun:
             passage.has_begun = True
@@ -228,7 +238,7 @@ class Program(asyncio.Protocol):
         url, body, headers = passage.record.fall_back()
         passage.is_refused = passage.is_answered = False
         if self._server is not None:
-            self._server.transport.close()
+            self._server.leave()
             self._server = None
         await self._open(passage, passage.write_whole(url, body, headers))
 
@@ -240,10 +250,11 @@ class Program(asyncio.Protocol):
         if passage is None or self._is_held:
             self._write(data)
             return
-        passage.read(data)
+        if not capture.guard_call(passage.read, data):
+            passage.is_unreadable = True
         if passage.is_refused:
             if passage.is_answered:
-                self._task = asyncio.ensure_future(self._send_again(passage))
+                self._start(passage, self._send_again(passage))
             return
         if passage.ends_record and passage.reading is not None:
             self._is_held = True
@@ -314,7 +325,7 @@ class Program(asyncio.Protocol):
         if passage is not None:
             passage.end_record(is_whole=False)
         if server is not None:
-            server.transport.abort()
+            server.leave()
 
     def lose_server(self, server: Server, exc: Exception | None) -> None:
         """End the connection as the server ended its own."""
@@ -327,7 +338,7 @@ class Program(asyncio.Protocol):
             return
         if passage is not None:
             if exc is None:
-                passage.read(b"")
+                capture.guard_call(passage.read, b"")
             error = exc or ConnectionError("the server closed the connection before the end")
             passage.end_record(is_whole=passage.is_answered, exc=error)
         if exc is not None and (sock := self.transport.get_extra_info("socket")) is not None:

@@ -53,7 +53,7 @@ class Passage:
         self.destination, self.record = destination, record
         self.is_sent = self.is_answered = self.is_refused = self.is_unreadable = False
         self.has_begun = self.ends_record = False
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.reading: asyncio.Future[Any] | None = None
         self._framing = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
 
@@ -93,10 +93,13 @@ class Passage:
         head = self._write_head(encoded)
         return head + self.write(h11.Data(data=body)) + self.write(h11.EndOfMessage())
 
-    def read(self, data: bytes) -> None:
-        """Read a copy of the bytes of the answer; no bytes are its end by the connection's."""
+    def read(self, data: bytes) -> bool:
+        """Read a copy of the bytes of the answer; return whether it can be read.
+
+        No bytes are its end, by the connection's.
+        """
         if self.is_unreadable:
-            return
+            return False
         try:
             self._framing.receive_data(data)
             pieces: list[bytes] = []
@@ -110,7 +113,8 @@ class Passage:
             if self.is_answered and self._framing.trailing_data[0]:
                 self.is_unreadable = True  # more than it said: nobody knows what comes next
         except h11.RemoteProtocolError:
-            self.is_unreadable = True
+            return False
+        return not self.is_unreadable
 
     def _keep(self, pieces: list[bytes]) -> None:
         """Keep what has come of the body in one: to look at each chunk costs more than all else."""
