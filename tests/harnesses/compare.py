@@ -57,7 +57,7 @@ KEYS = dict.fromkeys(("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY"), 
 QUIET = dict.fromkeys(("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "CI", "NO_COLOR"), "1")
 DRAWN = re.compile(
     rb"[0-9a-f]{8}-[0-9a-f-]{27}|ses_\w+|\b[0-9a-f]{16,}\b|\d{13}|cch=\w+|home-(?:bare|proxy)"
-    rb"|\d\d:\d\d:\d\d[.\d]*|pid \d+"
+    rb"|\d\d:\d\d:\d\d[.\d]*|\d{10}\.\d+|PGID: \d+"
 )
 """Ids and times that a harness draws anew in each run, and the folder of the run."""
 DOCUMENTED = {"host", "accept-encoding"}
