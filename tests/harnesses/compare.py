@@ -58,6 +58,7 @@ QUIET = dict.fromkeys(("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "CI", "NO_COL
 DRAWN = re.compile(
     rb"[0-9a-f]{8}-[0-9a-f-]{27}|ses_\w+|\b[0-9a-f]{16,}\b|\d{13}|cch=\w+|home-(?:bare|proxy)"
     rb"|\d\d:\d\d:\d\d[.\d]*|\d{10}\.\d+|PGID: \d+"
+    rb"|chunk_id\W+\w+|(?i:wall.time)\w*\W+[\d.e-]+"
 )
 """Ids and times that a harness draws anew in each run, and the folder of the run."""
 DOCUMENTED = {"host", "accept-encoding"}
@@ -176,7 +177,9 @@ def parse(asked: tuple[bytes, bytes]) -> tuple[bytes, dict[str, bytes], bytes]:
     """A request's line, headers and body, without what is drawn."""
     first, *lines = DRAWN.sub(b"*", asked[0]).rstrip().split(b"\r\n")
     pairs = (line.split(b": ", 1) for line in lines)
-    return first, {key.decode().lower(): text for key, text in pairs}, DRAWN.sub(b"*", asked[1])
+    # Codex writes the keys of its metadata in any order.
+    body = json.dumps(json.loads(asked[1]), sort_keys=True).encode()
+    return first, {key.decode().lower(): text for key, text in pairs}, DRAWN.sub(b"*", body)
 
 
 def compare(name: str, folder: Path, programs: Path) -> tuple[str, bool]:
