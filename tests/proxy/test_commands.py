@@ -223,7 +223,11 @@ def test_service_wants_its_key(tmp_path: Path, origin: Origin) -> None:
         base = address.replace("/KEY", f"/{file.read_text().strip()}")
         asked = urllib.request.Request(f"{base}/v1/chat/completions", BODY)
         assert urllib.request.urlopen(asked, timeout=20).read() == WHOLE
-        for wrong in (f"{address}/v1/chat/completions", base.replace("/", "/x", 3)):
+        for wrong in (
+            f"{address}/end",
+            f"{address}/v1/chat/completions",
+            base.replace("/", "/x", 3),
+        ):
             with pytest.raises((urllib.error.HTTPError, OSError)):
                 urllib.request.urlopen(urllib.request.Request(wrong, BODY), timeout=20)
     assert file.stat().st_mode & 0o777 == 0o600

@@ -56,14 +56,14 @@ class Gate:
         from lightning_otel.proxy import Proxy
         from lightning_otel.proxy.routes import add_recipe, make_addresses
 
-        context, own = scope.context, config.read_environment("")
+        context, variables = scope.context, config.read_environment("")
         if context is None:
             return [*program], {**environment}
         proxy = self._proxy = Proxy({}, lambda _: context)
         proxy.start()
-        addresses = make_addresses(proxy.port, own)
+        addresses = make_addresses(proxy.port, variables)
         proxy.upstreams = addresses.upstreams
-        inner = own if self._is_only else {**environment, config.PROXY.name: addresses.pairs}
+        inner = variables if self._is_only else {**environment, config.PROXY.name: addresses.pairs}
         return add_recipe(program, addresses.variables), {**inner, **addresses.variables}
 
     def close(self) -> None:
@@ -97,8 +97,9 @@ def _tell_unrecorded(proxy: "Proxy") -> None:
 class _Rollouts:
     """The open rollouts of programs that were not started here, by session."""
 
-    def __init__(self, store: "Store", options: "Options", idle_s: float) -> None:
+    def __init__(self, store: "Store", options: "Options", idle_s: float, key: str) -> None:
         self._store, self._options, self._idle_s = store, options, idle_s
+        self._path = f"/{key}" if key else ""
         self._open: dict[str, tuple[Scope, float]] = {}
         self._lock = threading.Lock()
         self.count = 0
@@ -114,8 +115,10 @@ class _Rollouts:
         with self._lock:
             scope = self._open[session_id][0] if session_id in self._open else None
             if scope is None:
-                named: Options = {"rollout_id": session_id} if session_id else {}
-                scope = tracing.Scope({"store": self._store, **self._options, **named}, "proxy")
+                options: Options = {"store": self._store, **self._options}
+                if session_id:
+                    options["rollout_id"] = session_id
+                scope = tracing.Scope(options, "proxy")
                 self.count += 1
             self._open[session_id] = scope, time.monotonic()
         return scope.context if scope.context is not None else Context()
@@ -124,7 +127,7 @@ class _Rollouts:
         """End the rollout of a session that a program says is over."""
         from lightning_otel.instrumentors.model_requests import session_of
 
-        if method != "POST" or target.rpartition("/")[2] != "end":
+        if method != "POST" or target != f"{self._path}/end":
             return None
         self.end(only=session_of(headers) or _UNNAMED)
         return "ended"
@@ -164,7 +167,7 @@ class _Rollouts:
 @store_option
 def proxy(
     listen: str, upstream: str, key_file: Path | None, allow_remote: bool, idle_s: float,
-    store: str | None, **given: Any,
+    store: str | None, **switches: Any,
 ) -> int:  # fmt: skip
     """Pass requests of any program on to a model server, and record them.
 
@@ -191,8 +194,8 @@ def proxy(
     opened.layout.create()
     provider.leave_otlp_to_the_store()
     key = _read_key(key_file) if key_file is not None else ""
-    options: Any = {name: value or None for name, value in given.items()}
-    rollouts = _Rollouts(opened, options, idle_s)
+    options: Any = {name: value or None for name, value in switches.items()}
+    rollouts = _Rollouts(opened, options, idle_s, key)
     with Stop() as stop, maintain_store(opened.layout):
         server = _start(host, port, key, upstream, rollouts)
         name = f"[{host}]" if ":" in host else host
@@ -211,7 +214,7 @@ def proxy(
 def _start(host: str, port: int, key: str, upstream: str, rollouts: _Rollouts) -> "Proxy":
     from lightning_otel.proxy import Proxy, Upstream
 
-    server = Proxy({key: Upstream(upstream)}, rollouts.place, own=rollouts.answer)
+    server = Proxy({key: Upstream(upstream)}, rollouts.place, answer=rollouts.answer)
     try:
         server.start(host, port)
     except OSError as exc:

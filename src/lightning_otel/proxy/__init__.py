@@ -26,7 +26,7 @@ __all__ = ["Proxy", "Upstream"]
 
 _BACKLOG: Final = 512
 
-Own = Callable[[str, str, Mapping[str, str]], str | None]
+AnswerOwn = Callable[[str, str, Mapping[str, str]], str | None]
 """Answers a request for the proxy itself, by method, path and headers; None for no such path."""
 
 
@@ -66,7 +66,7 @@ class Proxy:
     """
 
     def __init__(
-        self, upstreams: Mapping[str, Upstream], place: Place, *, own: Own | None = None
+        self, upstreams: Mapping[str, Upstream], place: Place, *, answer: AnswerOwn | None = None
     ) -> None:
         """Make one.
 
@@ -74,9 +74,9 @@ class Proxy:
             upstreams: By secret first segment of the path, where requests go; with the segment ""
                 those that have no other.
             place: Gives the context of a request's span; None where nothing is to be recorded.
-            own: Answers requests for the proxy itself.
+            answer: Answers requests for the proxy itself.
         """
-        self.upstreams, self._place, self._own = upstreams, place, own
+        self.upstreams, self._place, self._answer = upstreams, place, answer
         self.port = self.requests = self.passed = self.upgrades = self.too_long = 0
         self.unread: Counter[str] = Counter()
         self.connections: set[Program] = set()
@@ -124,10 +124,10 @@ class Proxy:
         path = target if target[:1] == "/" else "/" + target.partition("://")[2].partition("/")[2]
         segment, mark, rest = path[1:].partition("/")
         segment, query_mark, query = segment.partition("?")
-        for known, upstream in self.upstreams.items():
-            if not known:
+        for secret, upstream in self.upstreams.items():
+            if not secret:
                 return upstream.find_destination(path)
-            if hmac.compare_digest(known.encode(), segment.encode()):
+            if hmac.compare_digest(secret.encode(), segment.encode()):
                 return upstream.find_destination(mark + rest + query_mark + query)
         return None
 
@@ -154,7 +154,7 @@ class Proxy:
             return 501, None, "this proxy is no tunnel; give its address as the server's"
         if target == "/healthz":
             return 200, None, "ok"
-        text = self._own(method, target, headers) if self._own is not None else None
+        text = self._answer(method, target, headers) if self._answer is not None else None
         return None if text is None else (200, None, text)
 
     def write_answer(self, status: int, dialect: Dialect | None, message: str) -> bytes:

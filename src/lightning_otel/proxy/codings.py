@@ -72,5 +72,5 @@ def find_decoder(codings: str) -> Decode | None:
 def readable_codings(accepted: str) -> str:
     """Return an ``Accept-Encoding`` without the codings that cannot be decoded here."""
     parts = [part.strip() for part in accepted.split(",")]
-    known = [part for part in parts if part[:1] != "*" and find_decoder(part.partition(";")[0])]
-    return accepted if known == parts else ", ".join(known) or "identity"
+    readable = [part for part in parts if part[:1] != "*" and find_decoder(part.partition(";")[0])]
+    return accepted if readable == parts else ", ".join(readable) or "identity"

@@ -124,8 +124,8 @@ class Program(asyncio.Protocol):
         """Begin to pass a request on, or answer it here."""
         headers, proxy = headers_of(request), self._proxy
         target, method = request.target.decode("latin-1"), request.method.decode("latin-1")
-        if (own := proxy.answer_own(method, target, headers)) is not None:
-            self._answer(*own)
+        if (reply := proxy.answer_own(method, target, headers)) is not None:
+            self._answer(*reply)
             return
         destination = proxy.find_destination(target)
         if destination is None:

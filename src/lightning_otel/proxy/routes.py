@@ -110,13 +110,13 @@ def make_addresses(port: int, environment: Mapping[str, str]) -> Addresses:
     variables: dict[str, str] = {}
     pairs: list[str] = []
     for name, (default, end, version) in VARIABLES.items():
-        own = environment.get(name, "").strip()
-        parts = urlsplit(own or f"{default}{end}")
+        value = environment.get(name, "").strip()
+        parts = urlsplit(value or f"{default}{end}")
         if parts.scheme not in _PORTS or not parts.hostname:
             continue
         segment = secrets.token_urlsafe(16)
         user, mark, host = parts.netloc.rpartition("@")
-        upstreams[segment] = Upstream(f"{parts.scheme}://{host}", "" if own else version)
+        upstreams[segment] = Upstream(f"{parts.scheme}://{host}", "" if value else version)
         variables[name] = f"http://{user}{mark}127.0.0.1:{port}/{segment}{parts.path}"
         variables[name] += f"?{parts.query}" if parts.query else ""
         pairs.append(f"http://127.0.0.1:{port}/{segment}={parts.scheme}://{host}")
