@@ -32,6 +32,7 @@ async def handle(request):
     url, kind = sys.argv[2] + request.path, "Content-Type"
     async with request.app["client"].post(url, data=body, headers=headers) as got:
         out = web.StreamResponse(status=got.status, headers={kind: got.headers[kind]})
+        out.content_length = got.content_length
         await out.prepare(request)
         async for piece in got.content.iter_any():
             await out.write(piece)
@@ -100,7 +101,11 @@ def request(size_kb: int, name: str, *, is_stream: bool, number: int) -> bytes:
     last = {"role": "user", "content": f"{number} {harness.text(300)}"}
     body = json.dumps({"model": name, "stream": is_stream, "messages": [*turns, last]}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    return b"%sauthorization: Bearer k\r\ncontent-length: %d\r\n\r\n%s" % (head, len(body), body)
+    return b"%sauthorization: Bearer sk-bench\r\ncontent-length: %d\r\n\r\n%s" % (
+        head,
+        len(body),
+        body,
+    )
 
 
 def ask(sock: socket.socket, sent: bytes, end: bytes) -> float:
@@ -109,7 +114,9 @@ def ask(sock: socket.socket, sent: bytes, end: bytes) -> float:
     got = sock.recv(1 << 20)
     first_s = time.perf_counter() - began
     while not got.endswith(end):
-        got += sock.recv(1 << 20)
+        piece = sock.recv(1 << 20)
+        assert piece, got
+        got += piece
     return first_s
 
 
@@ -129,14 +136,16 @@ def measure(server: harness.Server, size_kb: int, calls: int, *, is_stream: bool
 
 
 def main(options: argparse.Namespace) -> None:
-    calls, rounds = (100, 1) if options.quick else (400, 3)
+    calls, rounds = (200, 1) if options.quick else (400, 3)
     folder, base = Path(tempfile.mkdtemp()), 18_600 + os.getpid() % 100 * 10
     upstream = f"http://127.0.0.1:{base}"
     (folder / "pass.py").write_text(PASS_THROUGH)
     models = [{"model_name": name, "litellm_params": {
         "model": f"openai/{name}", "api_base": f"{upstream}/v1", "api_key": "k"}}
         for name in ("fast", "slow")]  # fmt: skip
-    (folder / "litellm.json").write_text(json.dumps({"model_list": models}))
+    (folder / "litellm.json").write_text(
+        json.dumps({"model_list": models, "general_settings": {"master_key": "sk-bench"}})
+    )
     ways: dict[str, Any] = {"direct": "", "ours": ""}
     ours = [sys.executable, "-m", "lightning_otel", "proxy", "--upstream", upstream, "--listen"]
     for name, packages in (("aiohttp", ["aiohttp"]), ("LiteLLM", ["litellm[proxy]"])):
