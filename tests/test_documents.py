@@ -116,7 +116,7 @@ def test_documents_name_every_command_setting_and_exit_code() -> None:
     sections = re.findall(r"^## ([\w-]+)$", reference(), re.MULTILINE)
     table = (DOCS / "looking.md").read_text().partition("## Exit codes")[2].partition("##")[0]
     inner = {config.RUN.name, config.RUN_AGENT.name, config.ROLLOUT.name, config.ATTEMPT.name}
-    inner |= {config.PROCESS.name, config.HANDED.name, config.RUN_IS_NAMED.name}
+    inner |= {config.PROCESS.name, config.HANDED.name, config.RUN_IS_NAMED.name, config.PROXY.name}
 
     assert sections == list(_COMMANDS)
     assert "\n### resources promote\n" in reference()

@@ -123,6 +123,7 @@ ROLLOUT: Final = _text("LIGHTNING_OTEL_ROLLOUT_ID")
 ATTEMPT: Final = _text("LIGHTNING_OTEL_ATTEMPT_ID", "1")
 PROCESS: Final = _text("LIGHTNING_OTEL_PROCESS")
 HANDED: Final = _text("LIGHTNING_OTEL_RUN_SETTINGS")
+PROXY: Final = _text("LIGHTNING_OTEL_PROXY")
 
 ENABLED: Final = _flag(
     "LIGHTNING_OTEL", True, "record model calls, tools and agents",
@@ -176,7 +177,17 @@ SETTINGS: Final[tuple[Setting[Any], ...]] = (
 # fmt: on
 OURS: Final = frozenset(
     setting.name
-    for setting in (*SETTINGS, RUN, RUN_AGENT, RUN_IS_NAMED, ROLLOUT, ATTEMPT, PROCESS, HANDED)
+    for setting in (
+        *SETTINGS,
+        RUN,
+        RUN_AGENT,
+        RUN_IS_NAMED,
+        ROLLOUT,
+        ATTEMPT,
+        PROCESS,
+        HANDED,
+        PROXY,
+    )
     if setting.name.startswith(PREFIX)
 )
 FORMER: Final = {
@@ -376,6 +387,20 @@ def inherited_rollout() -> tuple[str, str] | None:
 def inherited_trace_parent() -> str:
     """Return the W3C ``traceparent`` handed down by a parent process, if any."""
     return _read("TRACEPARENT")
+
+
+def upstream_of(url: str) -> str:
+    """Return the address that a request to the proxy of ``run`` goes on to; another as it is."""
+    for pair in PROXY.read().split():
+        address, _, upstream = pair.partition("=")
+        if url.startswith(address):
+            return upstream + url[len(address) :]
+    return url
+
+
+def trusted_certificates() -> list[str]:
+    """Return files of certificates that programs trust beside the system's."""
+    return list(filter(None, map(os.environ.get, ("NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE"))))
 
 
 def enter_process(*, is_worker: bool) -> str:

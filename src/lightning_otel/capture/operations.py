@@ -319,12 +319,13 @@ def start_call(
     attributes: Mapping[str, AttributeValue],
     body: dict[str, str] | None = None,
     context: Context | None = None,
+    start_ns: int | None = None,
 ) -> Operation:
     """Return the framework's call that waits for this request, in its place, or a new one."""
     operation = unclaimed_call(context)
     if operation is None:
         parent = parent_context(context)
-        return Operation(name, SpanKind.CLIENT, attributes, body, parent=parent)
+        return Operation(name, SpanKind.CLIENT, attributes, body, start_ns, parent)
     operation.is_claimed = True
     operation.rename(name)
     operation.attributes.update(attributes)

@@ -32,6 +32,7 @@ _GROUPS = {
     "Record": {
         "demo": ("demo:demo", "Watch an agent learn: offline, in seconds."),
         "run": ("run:run", "Run a program with recording on: run -- python app.py"),
+        "proxy": ("proxy:proxy", "Record programs that were not started here, by a proxy."),
         "serve": ("serve:serve", "Serve the viewer, and receive spans by OTLP."),
         "import": (
             "imports:import_files",

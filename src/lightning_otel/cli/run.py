@@ -26,6 +26,7 @@ from lightning_otel.cli.program import (
     shell_exit_code,
     take_unrecorded,
 )
+from lightning_otel.cli.proxy import Gate, load_proxy
 from lightning_otel.errors import ConfigError, LightningOtelError, StoreError
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ _FAILED_FIRST = "the program failed, and had made no span before"
     help="Record other processes, too: all, its own (forks and workers) or none [default: all].",
 )
 @click.option("--apply", is_flag=True, help="Substitute the live resources in requests.")
+@click.option("--proxy", is_flag=True, help="Record any program's requests by a proxy, too.")
+@click.option("--only", is_flag=True, help="With --proxy: record nothing inside the program.")
 @click.option(
     "--debug", is_flag=True, help="Print what is recorded and what is not, and why, on stderr."
 )
@@ -86,6 +89,8 @@ def run(
     reward_evaluator: str | None,
     transforms: Sequence[str],
     children: str | None,
+    proxy: bool,
+    only: bool,
     quiet: bool,
     store: str | None,
     **switches: Any,
@@ -102,6 +107,10 @@ def run(
     for name in transforms:
         load_transform(name)
     add_named_transforms(transforms)
+    if only and not proxy:
+        raise ConfigError("--only goes with --proxy; add it")
+    if proxy:
+        load_proxy()
     if switches["apply"]:
         import_module("lightning_otel.resources")  # without its libraries no program is started
     try:
@@ -113,7 +122,8 @@ def run(
     settings = {"store": opened, "task": parse_json(task), "reward_evaluator": evaluator}
     chosen = {name: value or None for name, value in switches.items()}
     options = cast("Options", {**settings, **chosen})
-    recorded = _Run(opened, options, program_name(command), transforms, children)
+    gate = Gate(is_only=only) if proxy else None
+    recorded = _Run(opened, options, program_name(command), transforms, children, gate)
     try:
         code = recorded.run(find_program(command))
     except ProgramError as exc:
@@ -163,6 +173,7 @@ class _Run:
     _name: str
     _transforms: Sequence[str]
     _children: str | None
+    _gate: "Gate | None"
     _started_ns: int = field(default_factory=time.time_ns)
     _recording: "Recording | None" = None
     _code: int = 0
@@ -198,13 +209,19 @@ class _Run:
             )
         try:
             environment = self._make_environment(recording)
+            if self._gate is not None:
+                program, environment = self._gate.open(scope, program, environment)
             with maintain_store(self._opened.layout):
                 code = self._code = run_child(program, environment)
+            if self._gate is not None:
+                self._gate.close()
             scope.end(subprocess.CalledProcessError(code, list(program)) if code else None)
         except ProgramError as exc:
             scope.end(exc)
             raise
         finally:
+            if self._gate is not None:
+                self._gate.close()
             self._opened.writer().seal()
             if self._forwarder is not None:
                 self._forwarder.finish(is_whole=True)
@@ -275,6 +292,8 @@ class _Run:
         self._tell_forwarding(ended, store)
         for line in unrecorded:
             print_note(line)
+        if self._gate is not None:
+            self._gate.tell()
         if not captured:
             if self._counts is not None and not is_refused:
                 print_note(f"  warning: {_FAILED_FIRST if self._code else _NO_SPAN}")

@@ -113,6 +113,10 @@ class Anthropic(Dialect):
         parts, role = _read_blocks(body["content"]), body.get("role") or "assistant"
         return {c.OUTPUT_MESSAGES: dump([message(role, parts, finish_reason=_finish_reason(body))])}
 
+    def write_error(self, status: int, message: str) -> Json:
+        """Return the body of an error."""
+        return {"type": "error", "error": {"type": "api_error", "message": message}}
+
     def assemble(self, events: Sequence[Json]) -> Json:
         """The whole answer that a stream's events add up to."""
         whole: dict[str, Any] = {}

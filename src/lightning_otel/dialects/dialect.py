@@ -93,6 +93,10 @@ class Dialect:
         kind = error.get("type") or error.get("status") or error.get("code") or "error"
         return str(kind), str(error.get("message") or "")
 
+    def write_error(self, status: int, message: str) -> Json:
+        """Return the body of an error in the API's own shape."""
+        return {"error": {"message": message, "type": "api_error", "param": None, "code": status}}
+
     def read_body(self, data: bytes) -> Answer:
         """Return the answer in a body: a JSON document, a list of events, or server-sent ones."""
         value = parse_value(data) if data.lstrip()[:1] in (b"{", b"[") else None

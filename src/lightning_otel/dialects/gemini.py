@@ -115,6 +115,10 @@ class Gemini(Dialect):
         parts = parts if isinstance(parts, list) else [parts] if parts else []
         return message("assistant" if role == "model" else role, [*map(_read_part, parts)])
 
+    def write_error(self, status: int, message: str) -> Json:
+        """Return the body of an error."""
+        return {"error": {"code": status, "message": message, "status": "UNAVAILABLE"}}
+
     def response_attributes(self, body: Json) -> Attributes:
         """Id, model, counts and finish reasons; thoughts count as output."""
         body = _spell_names(body)

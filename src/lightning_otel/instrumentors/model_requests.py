@@ -17,8 +17,9 @@ from lightning_otel.types import conventions as c
 
 _UNKNOWN: Final = "the client gave no body that could be read"
 """What stands for the messages of such a request: no list of messages, so it makes no step."""
-_SESSION: Final = "X-Session-ID"
-"""The header of a relay, which serves the sessions of many from one place of the program."""
+_SESSIONS: Final = ("X-Session-ID", "X-Claude-Code-Session-Id", "session-id")
+"""Headers that name a session: of a relay, which serves many from one place of the program (and of
+opencode), of Claude Code, of Codex."""
 _FAILED: Final = 400
 
 
@@ -39,11 +40,14 @@ def open_request(context: Context) -> "ModelRequest | None":
 
 
 def session_of(headers: object) -> str | None:
-    """Return the session that a relay names in the headers of a request."""
+    """Return the session that the headers of a request name."""
     if not isinstance(headers, Mapping):
         return None
-    session_id = headers.get(_SESSION) or headers.get(_SESSION.lower())
-    return session_id if isinstance(session_id, str) else None
+    for name in _SESSIONS:
+        session_id = headers.get(name) or headers.get(name.lower())
+        if isinstance(session_id, str):
+            return session_id
+    return None
 
 
 def within_session(headers: object) -> AbstractContextManager[None]:
@@ -74,8 +78,12 @@ class ModelRequest(Run):
         attributes: Attributes,
         *,
         is_stream: bool,
+        start_ns: int | None = None,
     ) -> None:
-        """Start the span; a ``body`` of None is unknown until :meth:`read_sent`."""
+        """Start the span; a ``body`` of None is unknown until :meth:`read_sent`.
+
+        ``start_ns`` is when it was sent, if that lies in the past.
+        """
         self._endpoint = endpoint
         self.is_stream = is_stream
         self._attempts: list[_Attempt] = []
@@ -83,11 +91,13 @@ class ModelRequest(Run):
         # Read before sending: the program may change its own lists while it waits.
         content: dict[str, str] = {}
         name = self._describe(body, url, attributes, content)
-        self.operation = operations.start_call(name, attributes, content, context)
+        self.operation = operations.start_call(name, attributes, content, context, start_ns)
         self.operation.request = self
         if operations.operation_of(context) is not self.operation:  # as a framework's call may be
             self.context = self.operation.context
         self.started_s = time.perf_counter()
+        if start_ns is not None:
+            self.started_s -= (time.time_ns() - start_ns) / 1e9
 
     def read_sent(self, body: Json, url: str) -> None:
         """Say what was sent, where that could not be read beforehand."""

@@ -37,6 +37,9 @@ from lightning_otel.instrumentors.model_requests import (
 from lightning_otel.instrumentors.wrappers import Run
 from lightning_otel.types import conventions as c
 
+RECORDED: Final = "x-lightning-otel-recorded"
+"""The header of requests that are recorded here: ``run --proxy`` takes it off, and records none."""
+_AGENT: Final = "x-claude-code-agent-id"
 _SDK_KEY: Final = otel_context.create_key("lightning-otel-sdk-call")
 _FAILED: Final = 400
 _GZIP: Final = b"\x1f\x8b"
@@ -59,15 +62,18 @@ class Sent(NamedTuple):
 
     Attributes:
         read_content: Returns the body: bytes, text, or what JSON is made of.
-        write: Returns the arguments to send it to another address, with another body and headers.
+        write: Returns the arguments to send it to another address, with another body and headers;
+            without a body, as it is with these headers besides.
         can_move: Whether it can be sent to another server.
+        start_ns: When it was sent, if it was sent already.
     """
 
     url: str
     read_content: Callable[[], Any]
     headers: Mapping[str, str]
-    write: Callable[[str, bytes, dict[str, str]], tuple[Any, Any]]
+    write: Callable[[str, bytes | None, dict[str, str]], tuple[Any, Any]]
     can_move: bool = True
+    start_ns: int | None = None
 
 
 class SdkCall(Run):
@@ -160,6 +166,8 @@ class Exchange(Run):
         url = changes.url or sent.url
         self._server = server_of(url)
         headers = moved_headers(sent.headers, sent.url, changes.url)
+        if url != config.upstream_of(url):
+            headers[RECORDED] = "1"
         bodies = [changes.write(content, with_ids=with_ids) for with_ids in (True, False)]
         self.arguments = sent.write(url, bodies[0], headers)
         if changes.wanted:
@@ -170,9 +178,14 @@ class Exchange(Run):
         status = getattr(result, "status_code", None) or result.status
         if self.fallback is None or not token_ids.is_refusal(status):
             return None
+        self.fall_back()
+        return self.drop(result)
+
+    def fall_back(self) -> Any:
+        """Return the arguments without what was asked besides: they are sent from here on."""
         self.arguments, self.fallback = self.fallback, None
         self.refusing = self._server
-        return self.drop(result)
+        return self.arguments
 
     def drop(self, result: Any) -> Callable[[], Any]:
         """Return what gives an answer up."""
@@ -250,6 +263,8 @@ def begin_request(
         exchange = make(request, context)
         if isinstance(request, HttpRequest) and request.changes is not None:
             capture.guard_call(exchange.change, sent, request.changes)
+        elif config.upstream_of(sent.url) != sent.url:
+            exchange.arguments = capture.guard_call(sent.write, sent.url, None, {RECORDED: "1"})
         return exchange
 
 
@@ -288,7 +303,9 @@ def _start_request(endpoint: Dialect, sent: Sent, context: Context) -> HttpReque
             attributes[c.RESOURCES] = changes.stamp
     if (session_id := session_of(sent.headers)) is not None:
         attributes[c.CONVERSATION_ID] = session_id
-    parts = urlsplit(url)
+    if isinstance(agent_id := sent.headers.get(_AGENT), str):
+        attributes[c.AGENT_ID] = agent_id
+    parts = urlsplit(config.upstream_of(url))
     host = parts.hostname or ""
     attributes[c.PROVIDER] = endpoint.provider or _provider_at(host)
     if host:
@@ -296,7 +313,9 @@ def _start_request(endpoint: Dialect, sent: Sent, context: Context) -> HttpReque
     if parts.port is not None:
         attributes[c.SERVER_PORT] = parts.port
     is_stream = endpoint.is_stream(body or {}, url)
-    request = HttpRequest(endpoint, body, url, context, attributes, is_stream=is_stream)
+    request = HttpRequest(
+        endpoint, body, url, context, attributes, is_stream=is_stream, start_ns=sent.start_ns
+    )
     request.changes = changes
     return request
 

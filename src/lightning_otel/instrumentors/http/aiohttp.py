@@ -52,7 +52,11 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
     url = str(values["url"] if "url" in values else values["str_or_url"])
     content = values.get("json") if values.get("json") is not None else values.get("data")
 
-    def write(url: str, content: bytes, headers: dict[str, str]) -> tuple[Any, Any]:
+    def write(url: str, content: bytes | None, headers: dict[str, str]) -> tuple[Any, Any]:
+        if content is None:
+            own = values.get("headers") or {}
+            items = own.items() if isinstance(own, Mapping) else own
+            return args, {**kwargs, "headers": [*items, *headers.items()]}
         names = ("method", "url", "str_or_url", "json", "data", "headers")
         options = {name: kwargs[name] for name in kwargs if name not in names}
         headers = {"Content-Type": "application/json", **headers}

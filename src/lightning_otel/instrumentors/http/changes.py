@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from lightning_otel import capture
+from lightning_otel import capture, config
 from lightning_otel.dialects import Dialect
 from lightning_otel.dialects.dialect import Json
 from lightning_otel.errors import ConfigError
@@ -78,7 +78,7 @@ def _move(url: str, base_url: str | None, *, can_move: bool) -> str | None:
 
 def server_of(url: str) -> str:
     """Return the server of an address."""
-    parts = urlsplit(url)
+    parts = urlsplit(config.upstream_of(url))
     return f"{parts.scheme}://{parts.netloc}"
 
 

@@ -75,7 +75,10 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
         return None
     library = type(request).__module__.partition(".")[0]
 
-    def write(url: str, content: bytes, headers: dict[str, str]) -> tuple[Any, Any]:
+    def write(url: str, content: bytes | None, headers: dict[str, str]) -> tuple[Any, Any]:
+        if content is None:
+            request.headers.update(headers)
+            return args, kwargs
         copy = type(request)(
             "POST", url, headers=headers, content=content, extensions=request.extensions
         )

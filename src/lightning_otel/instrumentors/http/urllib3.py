@@ -64,8 +64,10 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
     if open_request(otel_context.get_current()) is not None:
         return None
 
-    def write(url: str, content: bytes, headers: dict[str, str]) -> tuple[Any, Any]:
+    def write(url: str, content: bytes | None, headers: dict[str, str]) -> tuple[Any, Any]:
         options = {name: kwargs[name] for name in kwargs if name not in _NAMES}
+        if content is None:
+            content, headers = values.get("body"), {**fields, **headers}
         return (pool, values["method"], values["url"], content, headers, *args[5:]), options
 
     fields = values.get("headers") or pool.headers or {}

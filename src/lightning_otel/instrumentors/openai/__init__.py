@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
-from lightning_otel import capture
+from lightning_otel import capture, config
 from lightning_otel.capture import operations
 from lightning_otel.dialects import Dialect
 from lightning_otel.dialects.dialect import Attributes
@@ -115,7 +115,8 @@ def _ask_for_ids(endpoint: Dialect, client: Any, options: Any) -> Any | None:
 
 def _address_of(client: Any, options: Any) -> str:
     parts = urlsplit(str(options.url))
-    return f"{parts.scheme}://{parts.netloc}" if parts.netloc else str(client.base_url)
+    url = f"{parts.scheme}://{parts.netloc}" if parts.netloc else str(client.base_url)
+    return config.upstream_of(url)
 
 
 def _put_options(args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Any) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from opentelemetry.trace import SpanKind
 
-from lightning_otel import capture
+from lightning_otel import capture, config
 from lightning_otel.capture import operations
 from lightning_otel.dialects.dialect import Attributes, Json
 from lightning_otel.dialects.stored import StoredResponse
@@ -64,11 +64,9 @@ def body_of(options: Any) -> Json:
 
 def server_of(client: Any, sent_to: str) -> Attributes:
     """Return provider and address of the server that a request goes to."""
-    url = client.base_url
-    host, port = url.host, url.port
-    if "://" in sent_to:  # a whole address, which the client's own does not count for
-        parts = urlsplit(sent_to)
-        host, port = parts.hostname or host, parts.port
+    url = sent_to if "://" in sent_to else str(client.base_url)
+    parts = urlsplit(config.upstream_of(url))
+    host, port = parts.hostname or "", parts.port
     provider = "azure.ai.openai" if is_azure(type(client)) else "openai"  # type: ignore[arg-type]  # a class has a hash
     attributes: Attributes = {c.PROVIDER: provider, c.SERVER_ADDRESS: host}
     if port is not None:

@@ -1,0 +1,76 @@
+"""Codings of bodies: gzip and deflate always; br and zstd where a library for them is installed."""
+
+import zlib
+from collections.abc import Callable
+from functools import cache, reduce
+from importlib import import_module
+from typing import Any, Final, TypeAlias
+
+Decode: TypeAlias = Callable[[bytes], bytes]
+"""Decodes the next bytes of a body."""
+
+_ANY_HEADER: Final = 47
+"""Has zlib tell gzip and zlib apart."""
+_LIBRARIES: Final = {
+    "br": (("brotli", "Decompressor"), ("brotlicffi", "Decompressor")),
+    "zstd": (("compression.zstd", "ZstdDecompressor"), ("zstandard", "ZstdDecompressor")),
+}
+
+
+class _Zlib:
+    """A decoder of gzip, in several members too, and of deflate with its header or without."""
+
+    def __init__(self) -> None:
+        self._inner: Any = None
+
+    def decode(self, data: bytes) -> bytes:
+        """Return what the next bytes stand for."""
+        text = b""
+        while data:
+            if self._inner is None:
+                has_header = data[:1] == b"\x1f" or (data[0] & 15 == 8 and data[0] >> 4 < 8)
+                self._inner = zlib.decompressobj(_ANY_HEADER if has_header else -zlib.MAX_WBITS)
+            text += self._inner.decompress(data)
+            if not self._inner.eof:
+                break
+            data, self._inner = self._inner.unused_data, None
+        return text
+
+
+@cache
+def _find_library(coding: str) -> Any:
+    for module, name in _LIBRARIES.get(coding, ()):
+        try:
+            return getattr(import_module(module), name)
+        except ImportError:
+            continue
+    return None
+
+
+def _make_decoder(coding: str) -> Decode | None:
+    if coding in ("gzip", "x-gzip", "deflate"):
+        return _Zlib().decode
+    library = _find_library(coding)
+    if library is None:
+        return None
+    decoder = library()
+    if hasattr(decoder, "decompressobj"):  # of zstandard
+        decoder = decoder.decompressobj()
+    return decoder.process if hasattr(decoder, "process") else decoder.decompress  # type: ignore[no-any-return]  # of a library
+
+
+def find_decoder(codings: str) -> Decode | None:
+    """Return what decodes a body whose ``Content-Encoding`` is given; None where nothing can."""
+    names = [name for part in codings.lower().split(",") if (name := part.strip())]
+    decoders = [_make_decoder(name) for name in reversed(names) if name != "identity"]
+    if None in decoders:
+        return None
+    return lambda data: reduce(lambda text, decode: decode(text), filter(None, decoders), data)
+
+
+@cache
+def readable_codings(accepted: str) -> str:
+    """Return an ``Accept-Encoding`` without the codings that cannot be decoded here."""
+    parts = [part.strip() for part in accepted.split(",")]
+    readable = [part for part in parts if part[:1] != "*" and find_decoder(part.partition(";")[0])]
+    return accepted if readable == parts else ", ".join(readable) or "identity"

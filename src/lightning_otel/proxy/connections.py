@@ -1,0 +1,358 @@
+"""A program's connection and the one to the server that it stands for: bytes go on as they came.
+
+Each connection of the program has one of its own to the server, so that keep-alive, closing, early
+answers, half-closed connections and slow readers are what they would be without us. Of an answer no
+byte is changed; a copy is read, and the record is written before the last byte goes on.
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+import h11
+
+from lightning_otel import capture
+from lightning_otel.dialects import Dialect
+from lightning_otel.instrumentors.http import RECORDED
+from lightning_otel.proxy.passage import Passage, headers_of, make_parser
+
+if TYPE_CHECKING:
+    from lightning_otel.proxy import Proxy
+
+_QUICK_BYTES: Final = 256 << 10
+"""A longer request is read in a thread."""
+_LINGER_S: Final = 2.0
+"""How long an answer of our own waits for the program to take it."""
+_RESET: Final = struct.pack("ii", 1, 0)
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Server(asyncio.Protocol):
+    """The connection to a server."""
+
+    def __init__(self, program: "Program", origin: tuple[str, str, int]) -> None:
+        self.program, self.origin = program, origin
+        self.transport: Any = None
+
+    def leave(self) -> None:
+        """End it, if it began."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin."""
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Pass bytes on."""
+        self.program.pass_on(self, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the program's connection, too."""
+        self.program.lose_server(self, exc)
+
+    def pause_writing(self) -> None:
+        """Let the program wait."""
+        self.program.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Read on."""
+        self.program.read_on()
+
+
+class Program(asyncio.Protocol):
+    """A connection of the program.
+
+    Attributes:
+        transport: Its transport.
+    """
+
+    def __init__(self, proxy: "Proxy") -> None:
+        """Take a connection for a proxy."""
+        self._proxy = proxy
+        self.transport: Any = None
+        self._parser = make_parser()
+        self._passage: Passage | None = None
+        self._server: Server | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._tail: list[bytes] = []
+        self._is_held = self._is_over = self._has_ended = False
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin."""
+        self.transport = transport
+        self._proxy.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the program sends."""
+        if not self._is_over:
+            self._parser.receive_data(data)
+            self.read_on()
+
+    def read_on(self) -> None:
+        """Take what has come from the program, unless it has to wait for the server."""
+        if self._is_over:
+            return
+        try:
+            while self._task is None:
+                event = self._parser.next_event()
+                if event is h11.NEED_DATA:
+                    self.transport.resume_reading()
+                    return
+                if event is h11.PAUSED:  # the next request, before this one is answered
+                    if self._passage is not None and not self._passage.is_unreadable:
+                        break
+                    self._begin_cycle()
+                elif isinstance(event, h11.Request):
+                    self._begin(event)
+                elif isinstance(event, h11.ConnectionClosed):
+                    return
+                elif isinstance(event, h11.Data | h11.EndOfMessage):
+                    self._send(event)
+        except h11.ProtocolError as exc:
+            if self._passage is not None:
+                self.transport.abort()
+                return
+            self._answer(exc.error_status_hint, None, "the request is no HTTP that can be read")
+            return
+        self.transport.pause_reading()
+
+    def _begin(self, request: h11.Request) -> None:
+        """Begin to pass a request on, or answer it here."""
+        headers, proxy = headers_of(request), self._proxy
+        target, method = request.target.decode("latin-1"), request.method.decode("latin-1")
+        if (reply := proxy.answer_own(method, target, headers)) is not None:
+            self._answer(*reply)
+            return
+        destination = proxy.find_destination(target)
+        if destination is None:
+            self._answer(404, None, "this address is none of lightning-otel's proxy")
+            return
+        record = None
+        proxy.requests += 1
+        if method == "POST" and RECORDED not in headers:
+            record = capture.guard_call(proxy.make_record, destination, headers)
+        dialect = record.dialect if record is not None else None
+        if headers.get("upgrade", "h2c").lower() != "h2c":
+            proxy.upgrades += 1
+            self._answer(426, dialect, "lightning-otel's proxy takes no WebSocket; use HTTP")
+            return
+        self._passage = Passage(request, headers, destination, record)
+        if record is not None and record.is_held:
+            if self._parser.they_are_waiting_for_100_continue:
+                self.transport.write(_CONTINUE)
+            return
+        self._start(self._passage, self._open(self._passage))
+
+    def _start(self, passage: Passage, work: Coroutine[Any, Any, None]) -> None:
+        """Do what takes time; nothing more is taken from the program meanwhile."""
+        self._task = task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda _: self._check(passage, task))
+
+    def _check(self, passage: Passage, task: "asyncio.Task[None]") -> None:
+        """Fail where the server could not be reached; what was asked belongs on record first."""
+        if task.cancelled() or (failure := task.exception()) is None:
+            return
+        passage.failure, self._task, self._server = failure, None, None
+        if passage.is_sent or self._parser.they_are_waiting_for_100_continue:
+            self._fail(passage)
+        else:
+            self.read_on()
+
+    async def _open(self, passage: Passage, data: bytes = b"") -> None:
+        """Have a connection to the passage's server, and send what is to be sent first."""
+        origin = passage.destination.origin
+        if self._server is None or self._server.origin != origin:
+            if self._server is not None:
+                self._server.leave()
+            self._server = Server(self, origin)
+            await self._proxy.connect(origin, self._server)
+        self._task = None
+        self._server.transport.write(data or passage.head())
+        self.read_on()
+
+    def _fail(self, passage: Passage) -> None:
+        """Say that the server cannot be reached."""
+        record, exc = passage.record, passage.failure
+        if record is not None and not passage.has_begun:
+            passage.has_begun = True
+            capture.guard_call(record.begin)
+        passage.end_record(is_whole=False, exc=exc)
+        reason = exc.strerror if isinstance(exc, OSError) else None
+        message = f"cannot reach {passage.destination.host}: {reason or type(exc).__name__}"
+        self._passage = None
+        self._answer(502, record.dialect if record is not None else None, message)
+
+    def _send(self, event: h11.Data | h11.EndOfMessage) -> None:
+        """Send a part of the request on, or keep it until all is there."""
+        passage = self._passage
+        if passage is None:
+            return
+        record = passage.record
+        is_held = record is not None and record.is_held
+        if not is_held and self._server is not None:
+            self._server.transport.write(passage.write(event))
+        if isinstance(event, h11.Data):
+            if record is not None:
+                record.keep_sent(event.data)
+                if is_held and record.is_unread:  # too long to be changed
+                    data = passage.head() + passage.write(h11.Data(data=record.release()))
+                    self._start(passage, self._open(passage, data))
+            return
+        passage.is_sent = True
+        self._proxy.too_long += record is not None and record.is_unread
+        if passage.failure is not None:
+            self._fail(passage)
+            return
+        if is_held:
+            self._start(passage, self._send_changed(passage))
+            return
+        if record is not None and not passage.has_begun:
+            passage.has_begun = True
+            if record.sent_bytes > _QUICK_BYTES:
+                loop = asyncio.get_running_loop()
+                passage.reading = loop.run_in_executor(None, capture.guard_call, record.begin)
+            else:
+                capture.guard_call(record.begin)
+        self._end_cycle()
+
+    async def _send_changed(self, passage: Passage) -> None:
+        """Send a request as it is to be sent, now that it is whole."""
+        record = passage.record
+        assert record is not None
+        body = record.sent_body()
+        loop, passage.has_begun = asyncio.get_running_loop(), True
+        if len(body) > _QUICK_BYTES:
+            changed = await loop.run_in_executor(None, capture.guard_call, record.begin)
+        else:
+            changed = capture.guard_call(record.begin)
+        url, body, headers = changed or (record.url, body, passage.headers)
+        await self._open(passage, passage.write_whole(url, body, headers))
+
+    async def _send_again(self, passage: Passage) -> None:
+        """Send a request without what the server refused."""
+        assert passage.record is not None
+        url, body, headers = passage.record.fall_back()
+        passage.is_refused = passage.is_answered = False
+        if self._server is not None:
+            self._server.leave()
+            self._server = None
+        await self._open(passage, passage.write_whole(url, body, headers))
+
+    def pass_on(self, server: Server, data: bytes) -> None:
+        """Pass bytes of the server on: after the record, if they are the last."""
+        if server is not self._server:
+            return
+        passage = self._passage
+        if passage is None or self._is_held:
+            self._write(data)
+            return
+        if not capture.guard_call(passage.read, data):
+            passage.is_unreadable = True
+        if passage.is_refused:
+            if passage.is_answered:
+                self._start(passage, self._send_again(passage))
+            return
+        if passage.ends_record and passage.reading is not None:
+            self._is_held = True
+            server.transport.pause_reading()
+            passage.reading.add_done_callback(lambda _: self._release(passage))
+        self._write(data)
+        self._end_cycle()
+
+    def _write(self, data: bytes) -> None:
+        if self._is_held:
+            self._tail.append(data)
+        else:
+            self.transport.write(data)
+
+    def _release(self, passage: Passage) -> None:
+        """Pass on what waited for the record of a long request."""
+        self._is_held = False
+        tail, self._tail = b"".join(self._tail), []
+        self.transport.write(tail)
+        if self._has_ended:
+            self.transport.close()
+        elif self._server is not None:
+            self._server.transport.resume_reading()
+        self._end_cycle()
+
+    def _end_cycle(self) -> None:
+        passage = self._passage
+        if passage is None or not (passage.is_sent and passage.is_answered) or self._is_held:
+            return
+        if not passage.is_unreadable:
+            self._begin_cycle()
+            self.read_on()
+
+    def _begin_cycle(self) -> None:
+        """Be ready for the next request, of which something may have come."""
+        rest, self._passage, self._parser = self._parser.trailing_data[0], None, make_parser()
+        if rest:
+            self._parser.receive_data(rest)
+
+    def _answer(self, status: int, dialect: Dialect | None, message: str) -> None:
+        """Answer a request here, in its dialect, and end the connection."""
+        self._is_over, self._task = True, None
+        self.transport.write(self._proxy.write_answer(status, dialect, message))
+        with contextlib.suppress(OSError):  # the program may have gone
+            self.transport.write_eof()
+        self.transport.resume_reading()  # what else is sent must be taken, or the answer is lost
+        asyncio.get_running_loop().call_later(_LINGER_S, self.transport.close)
+
+    def eof_received(self) -> bool:
+        """Take the end of what the program sends: it may still wait for an answer."""
+        passage, server = self._passage, self._server
+        if self._is_over or passage is None or not passage.is_sent:
+            return False
+        if server is not None and not passage.is_answered:
+            if not server.transport.can_write_eof():  # in TLS nobody closes one half
+                return False
+            server.transport.write_eof()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leave the server, too: the program is gone."""
+        self._is_over = True
+        self._proxy.connections.discard(self)
+        if self._task is not None:
+            self._task.cancel()
+        passage, server = self._passage, self._server
+        self._passage = self._server = None
+        if passage is not None:
+            passage.end_record(is_whole=False)
+        if server is not None:
+            server.leave()
+
+    def lose_server(self, server: Server, exc: Exception | None) -> None:
+        """End the connection as the server ended its own."""
+        if server is not self._server:
+            return
+        self._server, passage = None, self._passage
+        if passage is not None and passage.is_refused:
+            if not passage.is_answered:
+                self.transport.close()
+            return
+        if passage is not None:
+            if exc is None:
+                capture.guard_call(passage.read, b"")
+            error = exc or ConnectionError("the server closed the connection before the end")
+            passage.end_record(is_whole=passage.is_answered, exc=error)
+        if exc is not None and (sock := self.transport.get_extra_info("socket")) is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._has_ended = True
+        if not self._is_held:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        """Let the server wait: the program reads slowly."""
+        if self._server is not None:
+            self._server.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Read on from the server."""
+        if self._server is not None and not self._is_held:
+            self._server.transport.resume_reading()
