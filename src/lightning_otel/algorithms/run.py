@@ -300,6 +300,9 @@ class Run:
         measured = {**(latest.metrics() if latest is not None else {}), **step.metrics}
         # A loss that diverged is no reason for what is kept not to be published, again and again.
         self._measured = {name: each for name, each in measured.items() if math.isfinite(each)}
+        if self._algorithm.canary_share is not None:
+            for name in self.versions:
+                self._measured[f"share/{name}"] = self.resources.canary_weight(name)
         left = {f"left_out/{reason}": float(count) for reason, count in self.left_out.items()}
         number = latest.number if latest is not None else self.step + 1
         self.log(number, {**self._measured, **left})
@@ -315,8 +318,11 @@ class Run:
     ) -> Resource:
         """Give the running agent a better version, as ``canary``; the run goes on with it.
 
+        A canary that stands already keeps its share.
+
         A body that the newest version has already stays that version.
         """
+        stands = "canary" in self.resources.aliases(name)  # with a share of its own
         made = self.resources.publish(
             name,
             body,
@@ -324,6 +330,7 @@ class Run:
             run_id=self.run.run_id,
             metrics=dict(metrics or {}),
             alias="canary",
+            weight=None if stands else self._algorithm.canary_share,
         )
         self.versions[name] = made.version
         return made
