@@ -70,8 +70,8 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         super().__init__(model, [_refuse_reward], args=args, train_dataset=placeholder, **others)
         self.beta = args.beta = beta
         self.train_dataset: list[Any] = [dict(row) for row in rows]
-        for row in self.train_dataset:
-            row["sampled"] = row["logprobs"]
+        for entry in self.train_dataset:
+            entry["sampled"] = entry["logprobs"]
         self._corrects_sampling = corrects_sampling
         self._logprobs: Any = None
         self._mismatch: list[Any] = []
@@ -128,7 +128,7 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         weight = self._longest / row["rollout_tokens"] if self._weighing == "grpo" else 1
         return [weight * each for each in row["loss_mask"]]
 
-    def _prepare_inputs(self, inputs: list[RecordedRow]) -> dict[str, Any]:
+    def _prepare_inputs(self, inputs: list[Any]) -> dict[str, Any]:
         batch = self._make_tokens(inputs)
         is_fresh = [
             [row.get("age") == 0 and bool(bit) for bit in row["loss_mask"]] for row in inputs
