@@ -14,6 +14,7 @@ from tests.formats.consumers.recorded import TASKS, TRIES, recorded
 
 from lightning_otel.algorithms.base import Batch
 from lightning_otel.errors import ConfigError, TrainingError
+from lightning_otel.trainer import Trainer
 from lightning_otel.types import Trajectory, Transition
 
 torch = pytest.importorskip("torch")
@@ -226,6 +227,27 @@ def test_whole_bfloat16_checkpoints_train_in_float32(
     moved = sum(int((after[n] != before[n]).sum()) for n in before)
 
     assert moved / sum(each.numel() for each in before.values()) > 0.7
+
+
+def test_old_weights_are_deleted_unless_named(base: Path, tmp_path: Path) -> None:
+    """With ``keep_weights``; what an alias names stays, and without the option everything does."""
+    store = recorded(tmp_path / "traces.duckdb")
+    trainer = Trainer(
+        algorithm="sft", store=store, model=str(base), keep_weights=1, min_batch_size=1,
+        max_iterations=6,
+    )  # fmt: skip
+
+    def name_second(step: int, *_: Any) -> None:
+        if step == 2:
+            trainer.resources.set_alias("weights", "best", 2)
+
+    trainer.progress = name_second
+    fit = trainer.fit()
+
+    folder = Path(fit.resources["weights"].body["uri"]).parent
+    names = {path.name for path in folder.iterdir()}
+    assert {"000002", "000006"} <= names
+    assert names.isdisjoint({"000001", "000003"})
 
 
 def test_callbacks_of_trl_are_those_asked_for(

@@ -233,8 +233,10 @@ class Estimate(NamedTuple):
     tasks: tuple[float | None, ...]
 
     @classmethod
-    def of(cls, values: Sequence[float | None]) -> "Estimate":
+    def of(cls, values: Sequence[float | None], most: float = math.inf) -> "Estimate":
         """Return the mean of tasks' values; a task counts once, however many samples it has.
+
+        The interval is cut to 0 to ``most`` where that is finite.
 
         Source: Miller, "Adding Error Bars to Evals", arXiv 2411.00640, equation 4: the standard
         error is clustered by task.
@@ -246,7 +248,8 @@ class Estimate(NamedTuple):
         if len(known) < 2:
             return cls(mean, None, None, tuple(values))
         margin = _Z95 * statistics.stdev(known) / math.sqrt(len(known))
-        return cls(mean, mean - margin, mean + margin, tuple(values))
+        low, high = mean - margin, min(mean + margin, most)
+        return cls(mean, max(low, 0.0) if most < math.inf else low, high, tuple(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +305,7 @@ class Evaluation:
             sum(reward is None or reward < threshold for reward in task) for task in self._tasks()
         )
         total = math.comb(self.samples, k)
-        return Estimate.of([1 - math.comb(count, k) / total for count in failures])
+        return Estimate.of([1 - math.comb(count, k) / total for count in failures], 1.0)
 
     def _tasks(self) -> Iterator[list[float | None]]:
         rewards = [result.rollout.reward for result in self.rollouts]

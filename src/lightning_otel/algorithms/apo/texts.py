@@ -6,6 +6,7 @@ as that of the agent ``apo`` in rollouts of its own, and is training data of nob
 """
 
 import json
+import logging
 import random
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ AGENT: Final = "apo"
 PATIENCE: Final = 3
 """Answers in a row without a usable text, after which the model is given up."""
 _TRIES: Final = 8
+_CHECK_S: Final = 10.0
 _KEEP: Final = (
     "The instructions are a template: {names} stand for what is filled in later. Write each of "
     "them exactly so, once at least, and no other name in single braces."
@@ -36,6 +38,8 @@ Candidate = dict[str, str]
 """Texts by name: what is tried together."""
 Pair = tuple[dict[str, Any], dict[str, Any]]
 """A question of a user, and the last answer."""
+log = logging.getLogger(__name__)
+
 Model = Callable[[str], str | None]
 """Answers a prompt."""
 Records = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -267,7 +271,7 @@ class Writer:
             apply=False,  # what is tuned is the agent's, and not for who tunes it
         ):
             answer = self._model(prompt)
-            if not isinstance(self._model, _Chat):
+            if not isinstance(self._model, Chat):
                 emit_object({"prompt": prompt, "answer": answer})
         return answer
 
@@ -281,11 +285,28 @@ class Writer:
         return text, self._texts.find_fault(name, text)
 
 
-class _Chat:
+class Chat:
+    """A reflection model behind the ``openai`` client."""
+
     def __init__(self, model: str, client: Any) -> None:
         self._model, self._client = model, client
 
+    def check_key(self) -> None:
+        """Raise ConfigError if the server refuses the key; it is asked before agents run."""
+        import openai
+
+        try:
+            self._client.with_options(max_retries=0, timeout=_CHECK_S).models.list()
+        except openai.AuthenticationError as exc:
+            raise ConfigError(
+                f"the server of the reflection model {self._model!r} refuses the key: {exc}; "
+                "export the right OPENAI_API_KEY"
+            ) from exc
+        except openai.OpenAIError:  # it lists no models, or is down for now: the search tells
+            log.debug("the reflection model's key cannot be checked", exc_info=True)
+
     def __call__(self, prompt: str) -> str | None:
+        """Return the model's answer to a prompt."""
         reply = self._client.chat.completions.create(
             model=self._model, messages=[{"role": "user", "content": prompt}]
         )
@@ -302,7 +323,7 @@ def chat(model: str, base_url: str | None, timeout_s: float) -> Model:
             "installed; pip install 'lightning-otel[openai]', or give reflection_lm=… a function"
         ) from exc
     try:
-        return _Chat(model, openai.OpenAI(base_url=base_url, timeout=timeout_s))
+        return Chat(model, openai.OpenAI(base_url=base_url, timeout=timeout_s))
     except openai.OpenAIError as exc:
         if base_url is None:
             raise ConfigError(
@@ -311,4 +332,4 @@ def chat(model: str, base_url: str | None, timeout_s: float) -> Model:
             ) from exc
         # A server of one's own asks for none, but the client does.
         client = openai.OpenAI(base_url=base_url, api_key="none-needed", timeout=timeout_s)
-        return _Chat(model, client)
+        return Chat(model, client)
