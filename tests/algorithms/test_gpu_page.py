@@ -17,10 +17,12 @@ def test_the_page_closes_the_loop(tmp_path: Path) -> None:
     trainer = run_page(tmp_path, steps=2)
 
     run = trainer.runs.get("@last")
-    metrics = {each.name: each.value for each in trainer.runs.metrics(run.run_id)}
+    measured = trainer.runs.metrics(run.run_id)
+    metrics = {each.name: each.value for each in measured}
+    trained = sum(int(each.value) for each in measured if each.name == "rollouts")
     versions = {step.resources.get("endpoint") for step in trainer.store.transitions(bodies=False)}
     assert run.step == 2
-    assert trainer.runs.claims(run).counts()["trained"] == 64
+    assert trainer.runs.claims(run).counts()["trained"] == trained >= 64
     assert {"1", "2"} <= {str(version) for version in versions}
     assert metrics["share/endpoint"] == 1.0
     assert metrics["unknown_staleness"] == 0.0
