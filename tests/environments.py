@@ -214,7 +214,9 @@ ENVIRONMENTS = {
         "sqlalchemy>=2.0.40 tensorboardx>=2.6 tensordict>=0.8,!=0.9.0,<=0.10.0 uvicorn wandb>=0.20",
         "tests/formats/consumers tests/algorithms/test_closed_loop.py "
         "tests/algorithms/test_gradients.py tests/algorithms/test_kill.py "
-        "tests/algorithms/test_page.py tests/algorithms/test_ppo.py "
+        "tests/algorithms/test_gpu_page.py tests/algorithms/test_own_trainer.py "
+        "tests/algorithms/test_page.py "
+        "tests/algorithms/test_ppo.py "
         "tests/algorithms/test_recorded.py tests/algorithms/test_reporting.py "
         "tests/algorithms/test_verl.py tests/runner/test_ray.py",
         "torch trl transformers datasets peft ray verl agentlightning",

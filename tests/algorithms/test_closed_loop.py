@@ -4,6 +4,7 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from examples.closed_loop import tiny
 
 import lightning_otel as lo
-from lightning_otel.errors import TrainingError
+from lightning_otel.errors import ConfigError, TrainingError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
@@ -23,6 +24,7 @@ from examples.closed_loop.engine import BASE, Engine  # noqa: E402
 from lightning_otel.algorithms import models  # noqa: E402
 from lightning_otel.algorithms.engines import VLLM  # noqa: E402
 from lightning_otel.algorithms.gradients import Weights  # noqa: E402
+from lightning_otel.algorithms.grpo import GRPO  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
 ASKED: dict[str, Any] = {
@@ -129,6 +131,20 @@ def test_weights_are_swapped_while_it_serves(
     assert said[0] != said[1]
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.chat.completions.create(model=names[0], **ASKED)
+
+
+def test_a_restarted_trainer_unloads_what_it_loaded_before(engine: Engine, tmp_path: Path) -> None:
+    """The server lists what is loaded; adapters of other resources stay."""
+    other = adapter(tmp_path / "other", 9)
+    VLLM(engine.base_url)(replace(other, name="critic-000001-0a"))
+    for number in range(4):
+        weights = replace(adapter(tmp_path / str(number), number), name=f"policy-00000{number}-0a")
+        VLLM(engine.base_url, keep=2)(weights)
+
+    assert set(engine.adapters) >= {"critic-000001-0a", "policy-000002-0a", "policy-000003-0a"}
+    assert not {"policy-000000-0a", "policy-000001-0a"} & set(engine.adapters)
+    with pytest.raises(ConfigError, match=r"keeps 2 adapters, and with max_staleness=2"):
+        GRPO("model", announce=VLLM(engine.base_url, keep=2), max_staleness=2)
 
 
 def test_an_engine_that_does_not_load_is_told(engine: Engine, tmp_path: Path) -> None:

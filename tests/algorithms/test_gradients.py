@@ -14,6 +14,7 @@ from tests.formats.consumers.recorded import TASKS, TRIES, recorded
 
 from lightning_otel.algorithms import Batch, get
 from lightning_otel.errors import ConfigError, TrainingError
+from lightning_otel.trainer import Trainer
 from lightning_otel.types import Trajectory, Transition
 
 torch = pytest.importorskip("torch")
@@ -155,6 +156,90 @@ def test_settings_are_the_librarys(base: Path, paths: list[Trajectory]) -> None:
         KTO(str(base), output_dir="here")
     with pytest.raises(ConfigError, match="DPOConfig does not take these settings"):
         DPO(str(base), optim="no such one", **FAST).train_step(batch_of(paths))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "reason"),
+    [
+        (GRPO, {"num_iterations": 2}, "num_train_epochs counts"),
+        (GRPO, {"reward_weights": [1.0]}, "compose"),
+        (GRPO, {"mask_truncated_completions": True}, "as recorded"),
+        (GRPO, {"use_vllm": True}, "nothing is generated"),
+        (PPO, {"use_adaptive_entropy": True}, "set entropy_coef"),
+        (DPO, {"padding_free": True}, "weighed by their rows"),
+        (KTO, {"sync_ref_model": True}, "stays the initial model"),
+    ],
+)
+def test_settings_without_effect_are_refused(
+    kind: Any, options: dict[str, Any], reason: str
+) -> None:
+    """TRL would take them, and they would change nothing."""
+    with pytest.raises(ConfigError, match=rf"{next(iter(options))} cannot be set: .*{reason}"):
+        kind("model", **options)
+
+
+@pytest.mark.parametrize(("kind", "loss_type"), [(DPO, "sigmoid"), (KTO, "apo_zero_unpaired")])
+def test_rows_of_a_small_micro_batch_count_as_others(
+    base: Path, paths: list[Trajectory], kind: Any, loss_type: str
+) -> None:
+    """One step of all rows, at once or in uneven micro-batches, moves the weights alike."""
+    moves = []
+    for size, count in ((64, 1), (3, 64)):
+        options = {**FAST, "optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0}
+        algorithm = kind(
+            str(base),
+            loss_type=loss_type,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=count,
+            **options,
+        )
+        algorithm._open()
+        before = parameters(algorithm)
+        algorithm.train_step(
+            changed(paths, lambda step: replace(step, action=(said("assistant", step.span_id),)))
+        )
+        after = parameters(algorithm)
+        moves.append(torch.cat([(after[n] - before[n]).flatten() for n in before]))
+
+    assert float(moves[0].abs().max()) > 1e-3
+    assert float((moves[0] - moves[1]).norm() / moves[0].norm()) < 1e-4
+
+
+def test_whole_bfloat16_checkpoints_train_in_float32(
+    paths: list[Trajectory], tmp_path: Path
+) -> None:
+    """Small updates are not lost to rounding: as many weights move as in TRL's own training."""
+    tiny.model().to(torch.bfloat16).save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    algorithm = SFT(str(tmp_path), learning_rate=1e-6, optim="adamw_torch")
+    algorithm._open()
+    before = parameters(algorithm)
+    algorithm.train_step(batch_of(paths))
+    after = parameters(algorithm)
+    moved = sum(int((after[n] != before[n]).sum()) for n in before)
+
+    assert moved / sum(each.numel() for each in before.values()) > 0.7
+
+
+def test_old_weights_are_deleted_unless_named(base: Path, tmp_path: Path) -> None:
+    """With ``keep_weights``; what an alias names stays, and without the option everything does."""
+    store = recorded(tmp_path / "traces.duckdb")
+    trainer = Trainer(
+        algorithm="sft", store=store, model=str(base), keep_weights=1, min_batch_size=1,
+        max_iterations=6,
+    )  # fmt: skip
+
+    def name_second(step: int, *_: Any) -> None:
+        if step == 2:
+            trainer.resources.set_alias("weights", "best", 2)
+
+    trainer.progress = name_second
+    fit = trainer.fit()
+
+    folder = Path(fit.resources["weights"].body["uri"]).parent
+    names = {path.name for path in folder.iterdir()}
+    assert {"000002", "000006"} <= names
+    assert names.isdisjoint({"000001", "000003"})
 
 
 def test_callbacks_of_trl_are_those_asked_for(

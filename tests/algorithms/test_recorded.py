@@ -39,6 +39,7 @@ def rows(sizes: Sequence[int] = (1,) * 6, seed: int = 3) -> list[RecordedRow]:
                 advantages=[chance.uniform(-1.5, 1.5) if kept else 0.0 for kept in mask],
                 rollout_tokens=0,
                 rollouts=0.0,
+                age=None,
             )
         )
     for rollout in rollouts_of(found, sizes):
@@ -242,3 +243,111 @@ def test_a_reference_model_holds_it_back(tmp_path: Path) -> None:
     divergence = [each["kl"] for each in trainer.state.log_history if "kl" in each]
     assert divergence[0] == pytest.approx(0.0, abs=1e-6)
     assert divergence[-1] > 1e-5
+
+
+def _read_logprobs(model: Any, row: RecordedRow) -> Any:
+    """The log-probabilities of a row's tokens, [C, V]."""
+    ids = torch.tensor([*row["prompt_ids"], *row["completion_ids"]])
+    return torch.log_softmax(model(ids[None]).logits[0, len(row["prompt_ids"]) - 1 : -1], dim=-1)
+
+
+def _select(row: RecordedRow, logprobs: Any) -> tuple[Any, Any, Any]:
+    """Log-probability, recorded log-probability and advantage of each sampled token, [S]."""
+    places = [place for place, bit in enumerate(row["loss_mask"]) if bit]
+    tokens = [row["completion_ids"][place] for place in places]
+    named = (
+        torch.tensor([row[name][place] for place in places]) for name in ("logprobs", "advantages")
+    )  # type: ignore[literal-required]  # these two
+    return (logprobs[places, tokens], *named)
+
+
+def _compare_gradients(trainer: Any, expected: Any, model: Any) -> None:
+    expected.backward()
+    _, gradients = stepped(trainer)
+    error = max(float((gradients[n] - p.grad).abs().max()) for n, p in model.named_parameters())
+    largest = max(float(p.grad.abs().max()) for p in model.parameters())
+    assert error < 1e-6
+    assert largest > 1e-3
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_entropy_counts_each_token_once(tmp_path: Path, loss_type: str) -> None:
+    """12 rows as 8 and 4: the bonus weighs tokens as the loss does, not micro-batches."""
+    held, model = rows(FORKED), tiny.model()
+    terms, weights = [], []
+    for row in held:
+        logprobs = _read_logprobs(model, row)
+        entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
+        mask = torch.tensor(row["loss_mask"], dtype=torch.float)
+        weight = 1 / row["rollout_tokens"] if loss_type == "grpo" else 1.0
+        terms.append(weight * (entropy * mask).sum())
+        weights.append(weight * mask.sum())
+    bonus = torch.stack(terms).sum() / torch.stack(weights).sum()
+    expected = reference(model, rollouts_of(held, FORKED), loss_type) - 0.5 * bonus
+    options = {"loss_type": loss_type, "entropy_coef": 0.5, "per_device_train_batch_size": 8}
+    trainer = RecordedGRPOTrainer(
+        tiny.model(),
+        settings(tmp_path, gradient_accumulation_steps=2, steps_per_generation=4, **options),
+        held,
+        processing_class=tiny.tokenizer(),
+    )
+
+    _compare_gradients(trainer, expected, model)
+
+
+@pytest.mark.parametrize(
+    "mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+)
+def test_truncated_importance_sampling_equals_the_reference(tmp_path: Path, mode: str) -> None:
+    """Ratios of the weights before training to the engine's, clipped at 1.2, weigh each token."""
+    held, model, limit = rows(), tiny.model(), 1.2
+    total, clipped = 0, 0
+    for row in held:
+        logprobs, recorded, advantages = _select(row, _read_logprobs(model, row))
+        difference = logprobs.detach() - recorded
+        difference = difference.sum() if mode.startswith("sequence") else difference
+        ratio = difference.exp() * torch.ones_like(recorded)
+        is_large = ratio > limit
+        clipped += int(is_large.sum())
+        weight = torch.where(is_large, limit if mode.endswith("truncate") else 0.0, ratio)
+        total = total - (torch.exp(logprobs - logprobs.detach()) * advantages * weight).mean()
+    options = {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": limit}
+    trainer = RecordedGRPOTrainer(
+        tiny.model(),
+        settings(tmp_path, per_device_train_batch_size=6, **options),
+        held,
+        corrects_sampling=True,
+        processing_class=tiny.tokenizer(),
+    )
+
+    assert clipped > 0
+    _compare_gradients(trainer, total / len(held), model)
+
+
+def test_mismatch_of_engine_and_trainer_is_measured(tmp_path: Path) -> None:
+    """Rows of no age, sampled at temperature 1 and recorded at 0.7, tell; older rows do not."""
+    model = tiny.model()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(8)
+    measured = []
+    for scale, age in ((1.0, 0), (0.7, 0), (0.7, 1)):
+        held = rows()
+        for row in held:
+            with torch.no_grad():
+                found = torch.log_softmax(_read_logprobs(model, row) / scale, dim=-1)
+            row["logprobs"] = [float(found[n, t]) for n, t in enumerate(row["completion_ids"])]
+            row["age"] = age
+        options = settings(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+        trainer = RecordedGRPOTrainer(model, options, held, processing_class=tiny.tokenizer())
+        trainer.args.learning_rate = 0.0
+        trainer.train()
+        measured.append(trainer.state.log_history[0])
+
+    same, other, old = measured
+    assert same["mismatch/kl"] == pytest.approx(0.0, abs=1e-6)
+    assert same["mismatch/chi2"] == pytest.approx(0.0, abs=1e-4)
+    assert same["mismatch/trainer_perplexity"] == pytest.approx(
+        same["mismatch/engine_perplexity"], rel=1e-4
+    )
+    assert other["mismatch/kl"] > 0.1
+    assert "mismatch/kl" not in old

@@ -261,6 +261,22 @@ def test_interrupted_program_waits_for_no_attempt(store: Store) -> None:
     assert len(begun) == 1
 
 
+def test_interrupted_wait_ends_the_run(store: Store) -> None:
+    """Ctrl-C ends a run that waits for rollouts; the step that was done is kept."""
+    record(store, {"a": [1.0], "b": [0.5]})
+    trainer = Trainer(store=store, algorithm=Ledger(), min_batch_size=2)
+    main_id = threading.main_thread().ident or 0
+    trainer.progress = lambda *_: signal.pthread_kill(main_id, signal.SIGINT)
+    fitting = trainer.fit_async()
+
+    with pytest.raises(KeyboardInterrupt):
+        fitting.wait(60)
+
+    assert not fitting.is_running
+    run = trainer.runs.get("@last")
+    assert (run.status, run.step) == ("stopped", 1)
+
+
 def test_fit_on_recorded_rollouts_takes_each_once(store: Store) -> None:
     """The seeds' form: a store and an algorithm; the next call trains on what is new."""
     record(store, {f"t{number}": [0.5] for number in range(5)})
@@ -508,6 +524,36 @@ def test_fresh_rollouts_come_first(store: Store, caplog: pytest.LogCaptureFixtur
     assert fit.left_out == stale
     assert trainer.runs.claims(fit.run).counts() == {"trained": 4, **stale}
     assert caplog.text.count("6 rollouts are left out: stale") == 1
+
+
+def test_rows_of_unknown_age_are_left_out(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """Spans without a version are no fresh ones; without a limit they train, and are counted."""
+    for number in range(4):
+        store.add(spans_of(f"r{number}", "q?", float(number), tokens=True))
+    trainer = Trainer(store=store, algorithm=Dry(max_staleness=2), min_batch_size=2)
+    trainer.resources.publish("weights", {"uri": "first"}, alias="live")
+
+    with pytest.raises(TrainingError, match=r"4 × unknown version"):
+        trainer.fit()
+
+    assert "--apply" in caplog.text
+    assert "LIGHTNING_OTEL_STATE" in caplog.text
+
+
+def test_a_trainer_that_announces_sets_the_share_it_needs(store: Store) -> None:
+    """All rollouts get what is announced, unless a canary stands with a share of its own."""
+    shares = []
+    for share in (None, 0.25):
+        for number in range(2):
+            store.add(spans_of(f"{share}-{number}", "q?", float(number), tokens=True))
+        algorithm = Dry(announce=lambda _: {})
+        trainer = Trainer(store=store, algorithm=algorithm, min_batch_size=2, max_iterations=1)
+        if share is not None:
+            trainer.resources.set_alias("weights", "canary", 1, weight=share)
+        trainer.fit()
+        shares.append(trainer.resources.canary_weight("weights"))
+
+    assert shares == [1.0, 0.25]
 
 
 def raise_memory() -> StepResult:
@@ -917,6 +963,28 @@ def test_evaluate_says_what_the_agent_earns(store: Store) -> None:
     assert newer.reward == pytest.approx(0.3)
     assert [len(each.trajectories) for each in newer.rollouts] == [1]
     assert {step.mode for step in store.transitions()} == {"test"}
+
+
+def test_evaluation_gives_pass_at_k_and_means_by_task(store: Store) -> None:
+    """Two of four samples pass one task, none another; one fails and is no zero in the mean."""
+    earned = {"a": [1.0, 0.0, 1.0, 0.0], "b": [0.5, None, 0.5, 0.5]}
+
+    def agent(task: str) -> float:
+        reward = earned[task].pop(0)
+        if reward is None:
+            raise ValueError("no idea")
+        return reward
+
+    found = Trainer(agent, store=store, max_attempts=1).evaluate(["a", "b"], samples=4)
+
+    assert found.mean()[0::3] == (0.5, (0.5, 0.5))
+    assert found.pass_at(1)[:3] == pytest.approx((0.25, 0.0, 0.74), abs=1e-2)
+    assert found.pass_at(1).tasks == (0.5, 0.0)
+    assert found.pass_at(2).tasks == pytest.approx((1 - 1 / 6, 0.0))
+    assert found.pass_at(2, threshold=0.5).tasks == pytest.approx((1 - 1 / 6, 1.0))
+    assert found.unrewarded == {"ValueError: no idea": 1}
+    with pytest.raises(ConfigError, match=r"pass@5 of 4 samples .* evaluate\(samples=5\)"):
+        found.pass_at(5)
 
 
 def test_recorded_rollouts_are_trained_on_where_recording_is_off(

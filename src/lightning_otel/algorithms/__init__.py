@@ -8,6 +8,7 @@ run.
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_otel.adapter.rows import rows_of, token_advantages
 from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult, name_of, unknown_option
 from lightning_otel.dataset.registry import Registry
 from lightning_otel.errors import ConfigError
@@ -37,6 +38,8 @@ __all__ = [
     "make_backend_algorithm",
     "name_of",
     "names",
+    "rows_of",
+    "token_advantages",
 ]
 
 

@@ -172,6 +172,8 @@ class BaseAlgorithm:
         takes_newest: Take the newest rollouts first, not the oldest.
         needs_steps: Exclude rollouts without a recorded call.
         needs_logprobs: Exclude rollouts without the log-probabilities of sampled tokens.
+        canary_share: The share of rollouts that a new canary needs, 0 to 1; None is the default of
+            resources. A canary that stands keeps its own.
     """
 
     name: ClassVar[str] = ""
@@ -184,6 +186,7 @@ class BaseAlgorithm:
     takes_newest: bool = False
     needs_steps: bool = True
     needs_logprobs: bool = False
+    canary_share: float | None = None
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Check the options that our own classes name; a method of one's own checks its own."""

@@ -3,11 +3,13 @@
 Source: TRL's ``DPOTrainer``; Rafailov et al., DPO, arXiv 2305.18290.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from lightning_otel.adapter import Advantage
 from lightning_otel.algorithms.base import Batch
 from lightning_otel.algorithms.gradients import (
+    OURS,
     GradientAlgorithm,
     Rows,
     compare_rollouts,
@@ -22,6 +24,9 @@ class DPO(GradientAlgorithm):
     config = "DPOConfig"
     format = "dpo"
     columns = ("prompt", "chosen", "rejected", "tools")
+    unused: ClassVar[Mapping[str, str]] = {
+        **OURS, "padding_free": "pairs are weighed by their rows, which it joins into one"
+    }  # fmt: skip
     compares_first = True
     group_size: int = 2
 

@@ -46,7 +46,8 @@ class VLLM:
         endpoint: The resource that names the server of the weights.
         sampling: Sampling of its requests besides the model's own distribution, so that
             log-probabilities are comparable. With the openai client, pass all as ``extra_body``.
-        keep: How many adapters stay loaded, with all that agents may still request.
+        keep: How many of a resource's adapters stay loaded; older ones are unloaded. Those that
+            agents may still request must be among them: ``max_staleness + 1`` or more.
         timeout_s: Limit of loading, seconds.
         """
         if keep < 2:
@@ -54,9 +55,8 @@ class VLLM:
         self._base_url = base_url.rstrip("/")
         self._endpoint = endpoint
         self._sampling = {**NEUTRAL, **(sampling or {})}
-        self._keep = keep
+        self.keep = keep
         self._timeout_s = timeout_s
-        self._loaded: list[str] = []
 
     def __call__(self, weights: Weights) -> dict[str, Any]:
         """Load weights; return the endpoint that serves them.
@@ -72,20 +72,28 @@ class VLLM:
         self._post_action(
             "load_lora_adapter", {"lora_name": weights.name, "lora_path": str(weights.folder)}
         )
-        self._loaded = [*(name for name in self._loaded if name != weights.name), weights.name]
-        while len(self._loaded) > self._keep:
-            self._post_action("unload_lora_adapter", {"lora_name": self._loaded.pop(0)})
+        for name in self._list_adapters(weights)[: -self.keep]:
+            self._post_action("unload_lora_adapter", {"lora_name": name})
         body = {"base_url": self._base_url, "model": weights.name, "sampling": self._sampling}
         return {self._endpoint: body}
 
+    def _list_adapters(self, weights: Weights) -> list[str]:
+        """List the loaded adapters of the same resource, the oldest first, as the server has them.
+
+        So none is forgotten when the trainer is started again.
+        """
+        resource = weights.name.rsplit("-", 2)[0]
+        models = json.loads(self._send(f"{self._base_url}/models"))["data"]
+        names = [str(model["id"]) for model in models]
+        return sorted(
+            (name for name in names if name.rsplit("-", 2)[0] == resource),
+            key=lambda name: (name == weights.name, name),
+        )
+
     def _post_action(self, action: str, body: Mapping[str, Any]) -> None:
         url = f"{self._base_url}/{action}"
-        request = urllib.request.Request(
-            url, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s) as answer:
-                answer.read()
+            self._send(url, json.dumps(body).encode())
         except urllib.error.HTTPError as exc:
             body_text = exc.read().decode("utf-8", "replace")
             # Loaded before a kill, or gone with a restart of the server: as it should be.
@@ -95,7 +103,16 @@ class VLLM:
                 f"{url} answered {exc.code}: {body_text[:300]}; start vLLM with --enable-lora and "
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
             ) from exc
+
+    def _send(self, url: str, body: bytes | None = None) -> bytes:
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as answer:
+                content: bytes = answer.read()
+        except urllib.error.HTTPError:
+            raise
         except OSError as exc:
             raise TrainingError(
                 f"{url} does not answer: {exc}; is the engine running there?"
             ) from exc
+        return content

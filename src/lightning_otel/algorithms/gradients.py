@@ -24,6 +24,7 @@ from lightning_otel.dataset import formats
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.types import Trajectory
 from lightning_otel.types.transitions import distinct_steps
+from lightning_otel.types.values import check_whole
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +37,18 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     # The run reports by itself; each batch would be a run of its own there.
     "report_to": "none",
 }
-_OURS: Final[Mapping[str, str]] = {
+OURS: Final[Mapping[str, str]] = {
     "output_dir": "it is the run's folder",
     "save_strategy": "the run keeps its own checkpoints, one a batch",
     "resume_from_checkpoint": "resume the run: Trainer.resume_from_checkpoint",
+    **dict.fromkeys(
+        ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
+        "the reference stays the initial model",
+    ),
+    **dict.fromkeys(
+        ("save_steps", "save_total_limit", "load_best_model_at_end", "push_to_hub"),
+        "the run publishes each batch's weights",
+    ),
 }
 """Settings of a trainer that are not the user's, and why."""
 _KINDS: Final[Mapping[str, str]] = {"VARCHAR": "string", "BOOLEAN": "bool", "DOUBLE": "float64"}
@@ -83,6 +92,8 @@ class GradientAlgorithm(BaseAlgorithm):
     config: ClassVar[str]
     format: str = ""
     columns: Sequence[str] = ()
+    unused: ClassVar[Mapping[str, str]] = OURS
+    """Settings of the configuration that would have no effect, and why."""
     compares_first: bool = False
     """Whether it compares with the model as it was at first."""
 
@@ -94,6 +105,7 @@ class GradientAlgorithm(BaseAlgorithm):
         peft_config: Any = None,
         resource: str = "weights",
         announce: Announce | None = None,
+        keep_weights: int | None = None,
         **settings: Any,
     ) -> None:
         """Args:
@@ -101,7 +113,10 @@ class GradientAlgorithm(BaseAlgorithm):
         tokenizer: Its tokenizer, folder or name; by default that of the model.
         peft_config: Train an adapter: what ``peft.LoraConfig`` takes, or one of peft's.
         resource: The name of the weights among the resources.
-        announce: Called with weights before they are published.
+        announce: Called with weights before they are published; a new canary then has all
+            rollouts.
+        keep_weights: Number of the run's newest weights to keep; older ones are deleted unless
+            an alias, a checkpoint or a running rollout names them. None deletes nothing.
         **settings: Of TRL's configuration, such as ``learning_rate``,
             ``per_device_train_batch_size`` and ``num_train_epochs``, the passes over each batch.
         """
@@ -110,6 +125,10 @@ class GradientAlgorithm(BaseAlgorithm):
         self.configure(**settings)
         self._resource = resource
         self._announce = announce
+        self.canary_share = None if announce is None else 1.0
+        if keep_weights is not None:
+            check_whole("keep_weights", keep_weights, 1)
+        self._keep_weights = keep_weights
         self._context: Run | None = None
         self._model: Any = None
         self._tokenizer: Any = None
@@ -120,8 +139,8 @@ class GradientAlgorithm(BaseAlgorithm):
 
     def configure(self, **settings: Any) -> None:
         """Set further settings of TRL's configuration, by their own names."""
-        for name in _OURS.keys() & settings.keys():
-            raise ConfigError(f"{name} cannot be set: {_OURS[name]}; leave it out")
+        for name in self.unused.keys() & settings.keys():
+            raise ConfigError(f"{name} cannot be set: {self.unused[name]}; leave it out")
         self._settings |= settings
 
     @abstractmethod
@@ -130,9 +149,10 @@ class GradientAlgorithm(BaseAlgorithm):
 
     def trainer(self, args: Any, rows: Rows, **shared: Any) -> Any:
         """Return the trainer of the rows: by default TRL's that goes with the configuration."""
+        kind = getattr(models.library("trl"), self.config.replace("Config", "Trainer"))
         if self.compares_first:
             shared["ref_model"] = self.reference()
-        kind = getattr(models.library("trl"), self.config.replace("Config", "Trainer"))
+            kind = models.weigh_rows(kind)
         table = make_dataset(self.format, rows.rows, self.columns)
         return kind(args=args, train_dataset=table, **shared)
 
@@ -211,6 +231,8 @@ class GradientAlgorithm(BaseAlgorithm):
         weights = Weights(folder, f"{self._resource}-{step}-{digest[:8]}", self._is_adapter(), base)
         body = {"uri": str(folder), "base_model": base}
         others = self._announce(weights) if self._announce is not None else None
+        if self._keep_weights is not None:
+            models.remove_old(self._context, self._resource, self._keep_weights)
         return {self._resource: body, **(others or {})}
 
     def _is_adapter(self) -> bool:

@@ -2,15 +2,21 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import random
+import shutil
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.algorithms.checkpoint import replace_folder
-from lightning_otel.errors import ConfigError, NotInstalledError
+from lightning_otel.errors import ConfigError, NotFoundError, NotInstalledError
+from lightning_otel.types import Resource
+
+if TYPE_CHECKING:
+    from lightning_otel.algorithms.run import Run
 
 EXTRA: Final = "train"
 _WEIGHTS: Final = "weights.pt"
@@ -61,12 +67,16 @@ def precision_settings() -> dict[str, bool]:
 
 
 def load_model(model: Any, settings: Mapping[str, Any]) -> Any:
-    """Load a causal language model by its folder or name; return a loaded one as it is."""
+    """Load a causal language model by its folder or name; return a loaded one as it is.
+
+    In float32 unless ``dtype`` says otherwise: at common learning rates most updates of a bfloat16
+    weight are smaller than its last bit. Source: TRL 1.16's ``create_model_from_path``.
+    """
     if not isinstance(model, str | os.PathLike):
         return model
     causal = library("transformers").AutoModelForCausalLM
     try:
-        return causal.from_pretrained(os.fspath(model), **settings)
+        return causal.from_pretrained(os.fspath(model), **{"dtype": "float32", **settings})
     except Exception as exc:  # damaged files raise errors that are of no kind
         raise ConfigError(
             f"the model {os.fspath(model)!r} cannot be loaded: {_first_line(exc)}; name a folder "
@@ -157,6 +167,60 @@ def publish(model: Any, tokenizer: Any, folder: Path) -> str:
         for path in sorted(writing.glob("*.safetensors")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def remove_old(run: "Run", resource: str, count: int) -> None:
+    """Delete a run's weights but the newest that nothing names, by their folder or their name."""
+    used = json.dumps([version.body for version in _list_used(run)])
+    for folder in sorted((run.run_dir / "weights").iterdir())[:-count]:
+        if str(folder) not in used and f"{resource}-{folder.name}-" not in used:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _list_used(run: "Run") -> list[Resource]:
+    """Return the versions that an alias, a checkpoint or a running rollout names."""
+    used = {
+        (name, version)
+        for name in run.resources.names()
+        for version in run.resources.aliases(name).values()
+    }
+    for checkpoint in run.config.runs.checkpoints(run.run.run_id):
+        used.update(checkpoint.versions.items())
+    for rollout in run.queue.rollouts("running"):
+        used.update(rollout.resources.items())
+    running = run.store.sql("SELECT resources FROM rollouts WHERE status = 'running'").rows()
+    for row in running:
+        for name, versions in json.loads(row["resources"] or "{}").items():
+            used.update((name, int(version)) for version in versions if str(version).isdigit())
+    return [version for name, number in used for version in _find_version(run, name, number)]
+
+
+def _find_version(run: "Run", name: str, version: int) -> list[Resource]:
+    try:
+        return [run.resources.get(name, version)]
+    except NotFoundError:  # stamped by an agent that has another state
+        return []
+
+
+def weigh_rows(trainer: Any) -> Any:
+    """Return the class of a trainer whose loss is a mean over the rows of each optimizer step.
+
+    TRL's is a mean over each micro-batch, so that rows of a small one count for more. Source: TRL
+    1.16, ``dpo_trainer.py`` and ``kto_trainer.py``.
+    """
+
+    class RowMeanTrainer(trainer):  # type: ignore[misc]  # not installed everywhere
+        def get_batch_samples(self, *args: Any) -> Any:
+            batches, items = super().get_batch_samples(*args)
+            self._row_count = sum(len(batch["input_ids"]) for batch in batches)
+            return batches, items
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **keywords: Any) -> Any:
+            part = len(inputs["input_ids"]) / self._row_count
+            loss = super().compute_loss(model, inputs, *args, **keywords)
+            return loss * part * self.current_gradient_accumulation_steps
+
+    return RowMeanTrainer
 
 
 def _first_line(exc: Exception) -> str:

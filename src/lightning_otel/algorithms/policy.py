@@ -8,31 +8,67 @@ Source: TRL 1.16's ``GRPOTrainer``; see ``recorded`` for what is replaced of it.
 ``--logprobs-mode``; measured with a tiny model at temperature 0.7 and top_p 0.9.
 """
 
+import logging
 import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from lightning_otel.adapter.rows import is_trainable, rows_of
 from lightning_otel.algorithms import models
 from lightning_otel.algorithms.base import Batch
-from lightning_otel.algorithms.gradients import Compared, GradientAlgorithm, Rows
+from lightning_otel.algorithms.gradients import OURS, Compared, GradientAlgorithm, Rows
 from lightning_otel.algorithms.groups import NO_DIFFERENCE, find_token_fault
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.instrumentors.substitution import Standing
 from lightning_otel.types import CaptureLevel, TrainingRow, Trajectory, Transition
 from lightning_otel.types.transitions import distinct_steps
 
+log = logging.getLogger(__name__)
+
 STALE: Final = "stale: sampled by weights more than max_staleness versions old"
+UNKNOWN_AGE: Final = (
+    "unknown version: their spans do not tell which weights sampled them; run the agent with "
+    "--apply and the trainer's state (LIGHTNING_OTEL_STATE), or leave max_staleness out"
+)
 NO_TOKENS: Final = (
     "no token ids; ask the server for them: extra_body={'return_token_ids': True} with vLLM"
 )
 TEMPERATURE: Final = "sampled at another temperature than the trainer's; set temperature={:g}"
+MISMATCH_NATS: Final = 0.02
+"""KL divergence from which engine and trainer differ by more than their arithmetic: bfloat16 makes
+1e-3 or less of it, another temperature 0.1 and more, measured with a tiny model."""
 FILLED: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Settings that vLLM and SGLang default from a model's ``generation_config.json``.
 
 Source: vLLM's ``ModelConfig.get_diff_sampling_param``.
+"""
+_UNUSED: Final[Mapping[str, str]] = {
+    "rollouts are recorded, and nothing is generated": (
+        "num_generations num_generations_eval generation_batch_size steps_per_generation "
+        "ds3_gather_for_generation top_p top_k min_p generation_kwargs chat_template_kwargs "
+        "repetition_penalty cache_implementation use_vllm vllm_mode vllm_model_impl "
+        "vllm_enable_sleep_mode vllm_structured_outputs_regex vllm_server_base_url "
+        "vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port "
+        "vllm_gpu_memory_utilization vllm_max_model_length vllm_tensor_parallel_size "
+        "max_tool_calling_iterations use_transformers_continuous_batching "
+        "transformers_continuous_batching_config use_transformers_paged log_completions "
+        "log_multimodal num_completions_to_print log_unique_prompts log_completions_hub_repo"
+    ),
+    "advantage= says how rewards are compared": "scale_rewards multi_objective_aggregation",
+    "select={'compose': …} weighs named rewards": "reward_weights",
+    "num_train_epochs counts the passes over a batch": "num_iterations",
+    "answers train as recorded; leave rollouts out by their reward": "mask_truncated_completions",
+    "rows are drawn in a random order": "shuffle_dataset",
+    "its coefficient would depend on the micro-batches; set entropy_coef": (
+        "use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target"
+    ),
+    "it is called vllm_importance_sampling_clip_max": "vllm_importance_sampling_cap",
+}
+"""Settings of ``GRPOConfig`` that have no effect on recorded rows, by the reason.
+
+Source: TRL 1.16, ``trl/trainer/grpo_config.py``.
 """
 
 
@@ -42,6 +78,10 @@ class PolicyGradient(GradientAlgorithm):
     needs: CaptureLevel = "exact"
     needs_logprobs: bool = True
     config = "GRPOConfig"
+    unused: ClassVar[Mapping[str, str]] = {
+        **OURS,
+        **{name: reason for reason, names in _UNUSED.items() for name in names.split()},
+    }
     unfit_if: Callable[[Iterable[bool]], bool] = staticmethod(all)
     """Whether a rollout is unfit if all of its steps are stale, or any."""
 
@@ -56,19 +96,29 @@ class PolicyGradient(GradientAlgorithm):
         """Args:
         model: The model, as :class:`GradientAlgorithm` takes it.
         max_staleness: The age in versions up to which rows are trained on, the newest first; None
-            takes all, the oldest first.
+            takes all, the oldest first. With a limit, rows of an unknown version are left out.
         follow: The resource whose versions tell the age of a row; by default the weights. Name the
             endpoint where agents get that.
         **others: ``epsilon`` is the clip, ``beta`` the pull to the first model,
-            ``num_train_epochs`` PPO's epochs.
+            ``num_train_epochs`` PPO's epochs. TRL's names of truncated importance sampling
+            (``vllm_importance_sampling_mode``, ``…_clip_max``) correct rows for the difference
+            between the weights that sampled them and those of the trainer.
         """
         super().__init__(model, **others)
         if max_staleness is not None and max_staleness < 0:
             raise ConfigError(f"max_staleness is {max_staleness!r}; it is 0 or more, or None")
+        size = getattr(self._announce, "keep", math.inf)
+        if size <= (max_staleness or 0):
+            raise ConfigError(
+                f"the engine keeps {size} adapters, and with max_staleness={max_staleness} "
+                f"agents ask for more; set keep={(max_staleness or 0) + 1} or more"
+            )
         self._max_staleness = max_staleness
         self.takes_newest = max_staleness is not None
+        self._is_following = follow is not None
         self._follow = follow or self._resource
         self._filled: dict[str, Any] = {}
+        self._has_warned = False
 
     def defaults(self) -> Mapping[str, Any]:
         """Return settings by which a rollout counts as much as another, however long."""
@@ -93,11 +143,11 @@ class PolicyGradient(GradientAlgorithm):
         return ""
 
     def unfit(self, trajectories: Sequence[Trajectory]) -> str:
-        """Return the reason if a rollout was sampled by weights that are too old."""
+        """Return the reason if a rollout was sampled by weights that are too old, or unknown."""
         newest = self._newest_version()
         steps = [step for path in trajectories for step in path.transitions]
-        is_unfit = self.unfit_if(self._is_stale((step,), newest) for step in steps)
-        return STALE if steps and is_unfit else ""
+        reasons = [self._find_age_fault((step,), newest) for step in steps]
+        return max(reasons) if steps and self.unfit_if(map(bool, reasons)) else ""
 
     def rows(self, batch: Batch) -> Rows:
         """Return sequences of exact tokens that can be judged."""
@@ -132,6 +182,7 @@ class PolicyGradient(GradientAlgorithm):
                 rows.append(row)
         # A row is a share of its rollout; those that taught nothing count in the mean as well.
         parts = [sum(row.loss_mask) / tokens[row.transitions[0].rollout_id] for row in rows]
+        ages = [_find_version_lag(row.transitions, self._follow, newest) for row in rows]
         records = [
             {
                 "prompt_ids": row.prompt_ids,
@@ -140,20 +191,37 @@ class PolicyGradient(GradientAlgorithm):
                 "logprobs": row.logprobs,
                 "rollout_tokens": tokens[row.transitions[0].rollout_id],
                 "rollouts": len(judged) * part / sum(parts),
+                "age": age,
                 **self.row(row),
             }
-            for row, part in zip(rows, parts, strict=True)
+            for row, part, age in zip(rows, parts, ages, strict=True)
         ]
-        ages = [_version_lag(row.transitions, self._follow, newest) for row in rows]
-        return Rows(records, +exclusions, {"staleness": sum(ages) / len(ages)} if ages else {})
+        lags = [age for age in ages if age is not None]
+        if ages and not lags and self._is_following:
+            self._is_following = False  # said once
+            log.warning("no step says which version of %s acted: %s", self._follow, UNKNOWN_AGE)
+        metrics = {"unknown_staleness": float(len(ages) - len(lags))}
+        if lags:
+            metrics["staleness"] = sum(lags) / len(lags)
+        return Rows(records, +exclusions, metrics)
+
+    def _train(self, made: Rows) -> dict[str, float]:
+        logged = super()._train(made)
+        if not self._has_warned and (kl := logged.get("mismatch/kl", 0.0)) > MISMATCH_NATS:
+            self._has_warned = True
+            log.warning(
+                "the engine's log-probabilities differ from the trainer's by %.3f nats a token "
+                "with the same weights; check that the model, its dtype, the temperature and "
+                "--logprobs-mode processed_logprobs are the same on both sides", kl,
+            )  # fmt: skip
+        return logged
 
     def _find_reason(self, row: TrainingRow, newest: int) -> str | None:
         """Return why a row is left out; empty if it is not, None if that was counted."""
         if any(map(self._fault, row.transitions)):
             return None
         reason = self.explain_useless(row)
-        is_stale = reason == "" and self._is_stale(row.transitions, newest)
-        return STALE if is_stale else reason
+        return self._find_age_fault(row.transitions, newest) if reason == "" else reason
 
     def _fault(self, step: Transition) -> str:
         if fault := find_token_fault(step, filled=self._filled):
@@ -168,9 +236,14 @@ class PolicyGradient(GradientAlgorithm):
         settings = config.to_diff_dict() if config is not None else {}
         self._filled = {name: settings[name] for name in FILLED if settings.get(name) is not None}
 
-    def _is_stale(self, steps: tuple[Transition, ...], newest: int) -> bool:
-        most = self._max_staleness
-        return most is not None and _version_lag(steps, self._follow, newest) > most
+    def _find_age_fault(self, steps: tuple[Transition, ...], newest: int) -> str:
+        """Return why steps are too old to be trained on; empty if they are not."""
+        if self._max_staleness is None:
+            return ""
+        lag = _find_version_lag(steps, self._follow, newest)
+        if lag is None:
+            return UNKNOWN_AGE
+        return STALE if lag > self._max_staleness else ""
 
     def _newest_version(self) -> int:
         if self._context is None:
@@ -187,10 +260,22 @@ class PolicyGradient(GradientAlgorithm):
             args.gradient_accumulation_steps, args.steps_per_generation = count, 2 * count
         if args.beta and not self._is_adapter():
             shared["reference"] = self.reference()
+        names = {"vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max",
+                 "vllm_importance_sampling_clip_min"} & self._settings.keys()  # fmt: skip
+        shared["corrects_sampling"] = self._settings.get(
+            "vllm_importance_sampling_correction", bool(names)
+        )
         return self.make_trainer(args=args, rows=list(rows.rows), **shared)
 
 
-def _version_lag(steps: tuple[Transition, ...], resource: str, newest: int) -> int:
-    stamped = [step.resources.get(resource, step.resource_version) for step in steps]
-    versions = [int(item) for item in stamped if item is not None and str(item).isdigit()]
-    return max(0, newest - min(versions)) if versions and newest else 0
+def _find_version_lag(steps: tuple[Transition, ...], resource: str, newest: int) -> int | None:
+    """Return the versions between a row's oldest step and the newest; None if one is unknown."""
+    if not newest:
+        return 0  # nothing was published yet
+    stamps = [
+        str(step.resources.get(resource) if step.resources else step.resource_version)
+        for step in steps
+    ]
+    if not all(map(str.isdigit, stamps)):
+        return None
+    return max(0, newest - min(map(int, stamps)))

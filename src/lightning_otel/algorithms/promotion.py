@@ -3,11 +3,12 @@
 Without sufficient evidence a candidate stays the canary.
 """
 
+import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lightning_otel.algorithms.options import RunConfig
 from lightning_otel.algorithms.tasks import RolloutResult, run_tasks
@@ -20,6 +21,8 @@ from lightning_otel.types import Resource, html
 
 if TYPE_CHECKING:
     from lightning_otel.algorithms.run import Run
+
+_Z95: Final = statistics.NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,25 +217,95 @@ def _judge_candidates(
     return Verdict(names, text, live, candidate)
 
 
+class Estimate(NamedTuple):
+    """A mean over tasks, its 95 % interval, and the value of each task, in order.
+
+    ``None`` is unknown: a task without a reward, or an interval of fewer than two tasks.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    tasks: tuple[float | None, ...]
+
+    @classmethod
+    def of(cls, values: Sequence[float | None], most: float = math.inf) -> "Estimate":
+        """Return the mean of tasks' values; a task counts once, however many samples it has.
+
+        The interval is cut to 0 to ``most`` where that is finite.
+
+        Source: Miller, "Adding Error Bars to Evals", arXiv 2411.00640, equation 4: the standard
+        error is clustered by task.
+        """
+        numbers = [value for value in values if value is not None]
+        if not numbers:
+            return cls(None, None, None, tuple(values))
+        mean = statistics.fmean(numbers)
+        if len(numbers) < 2:
+            return cls(mean, None, None, tuple(values))
+        margin = _Z95 * statistics.stdev(numbers) / math.sqrt(len(numbers))
+        low, high = mean - margin, min(mean + margin, most)
+        return cls(mean, max(low, 0.0) if most < math.inf else low, high, tuple(values))
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """An agent's rewards on tasks.
 
     Attributes:
         reward: The mean over rollouts that have a reward; None if none has.
-        rollouts: The outcome of each task, in order.
+        rollouts: The outcome of each rollout, task by task.
         unrewarded: The number of rollouts without a reward, by reason.
+        samples: The rollouts of each task, n.
     """
 
     reward: float | None
     rollouts: Sequence[RolloutResult]
     unrewarded: Mapping[str, int] = field(default_factory=dict)
+    samples: int = 1
 
     @classmethod
-    def of(cls, rans: Sequence[RolloutResult]) -> "Evaluation":
+    def of(cls, results: Sequence[RolloutResult], samples: int = 1) -> "Evaluation":
         """Sum up the outcomes of tasks."""
-        rewards = [result.rollout.reward for result in rans if result.rollout.reward is not None]
+        rewards = [result.rollout.reward for result in results if result.rollout.reward is not None]
         reasons = Counter(
-            result.rollout.reason or "no reward" for result in rans if result.rollout.reward is None
+            result.rollout.reason or "no reward"
+            for result in results
+            if result.rollout.reward is None
         )
-        return cls(statistics.fmean(rewards) if rewards else None, rans, dict(reasons))
+        mean = statistics.fmean(rewards) if rewards else None
+        return cls(mean, results, dict(reasons), samples)
+
+    def mean(self) -> Estimate:
+        """Return mean@n: the mean reward of each task's samples, and of the tasks.
+
+        Rollouts without a reward are left out; ``unrewarded`` counts them.
+        """
+        rewards = ([reward for reward in task if reward is not None] for task in self._tasks())
+        return Estimate.of([statistics.fmean(task) if task else None for task in rewards])
+
+    def pass_at(self, k: int, *, threshold: float = 1.0) -> Estimate:
+        """Return pass@k: the chance that one of k samples of a task earns ``threshold`` or more.
+
+        A rollout without a reward did not pass.
+
+        Raises:
+            ConfigError: There are fewer than k samples of a task.
+
+        Source: Chen et al., arXiv 2107.03374, equation 1, unbiased.
+        """
+        if not 1 <= k <= self.samples:
+            raise ConfigError(
+                f"pass@{k} of {self.samples} samples a task is unknown; evaluate(samples={k}) or "
+                "more"
+            )
+        failures = (
+            sum(reward is None or reward < threshold for reward in task) for task in self._tasks()
+        )
+        total = math.comb(self.samples, k)
+        return Estimate.of([1 - math.comb(count, k) / total for count in failures], 1.0)
+
+    def _tasks(self) -> Iterator[list[float | None]]:
+        rewards = [result.rollout.reward for result in self.rollouts]
+        for start in range(0, len(rewards), self.samples):
+            yield rewards[start : start + self.samples]

@@ -14,15 +14,15 @@ value loss is that of OpenAI's ``baselines/ppo2``.
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, Final, TypedDict
+from typing import Any, TypedDict
+
+from lightning_otel.algorithms.ppo import TINY, credit_steps
 
 datasets: Any = import_module("datasets")
 torch: Any = import_module("torch")
 transformers: Any = import_module("transformers")
 trl: Any = import_module("trl")
 utils: Any = import_module("trl.trainer.utils")
-
-_TINY: Final = 1e-8
 
 
 class RecordedRow(TypedDict):
@@ -37,10 +37,13 @@ class RecordedRow(TypedDict):
     # How many rollouts it counts as in a mean over rollouts: the share of its own that lies in it,
     # more where others taught nothing.
     rollouts: float
+    age: int | None  # versions of the weights since it was sampled; None if unknown
 
 
 class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not installed everywhere
     """TRL's GRPO trainer on recorded rows; an epoch is one pass, and nothing is generated."""
+
+    entropy_coef: float
 
     def __init__(
         self,
@@ -49,22 +52,35 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         rows: Sequence[Mapping[str, Any]],
         *,
         reference: Any = None,
+        corrects_sampling: bool = False,
         **others: Any,
     ) -> None:
-        """Take what ``GRPOTrainer`` takes, and recorded rows; ``beta`` pulls to ``reference``."""
+        """Take what ``GRPOTrainer`` takes, and recorded rows; ``beta`` pulls to ``reference``.
+
+        With ``corrects_sampling`` the clipped ratio is to the weights before training, and TRL's
+        ``vllm_importance_sampling_…`` settings say how those are weighed against the recorded ones.
+        """
         # TRL would load the reference anew, or copy the adapter as it is by now, in each trainer.
         beta, args.beta = args.beta, 0.0
         placeholder = datasets.Dataset.from_dict({"prompt": [""]})
         super().__init__(model, [_refuse_reward], args=args, train_dataset=placeholder, **others)
         self.beta = args.beta = beta
-        self.train_dataset: list[Any] = list(rows)
+        self.train_dataset: list[Any] = [dict(row) for row in rows]
+        for entry in self.train_dataset:
+            entry["sampled"] = entry["logprobs"]
+        self._corrects_sampling = corrects_sampling
+        self._logprobs: Any = None
+        self._mismatch: list[Any] = []
         self._longest = max((row["rollout_tokens"] for row in rows), default=1)
         self._normalizer = 0.0
+        self._step_weight = 1.0
         self._weighing: str = args.loss_type
         if self._weighing == "sapo":
             raise ValueError(
                 "loss_type 'sapo' is a mean over each micro-batch; take 'grpo' or 'dapo'"
             )
+        if self._weighing == "vespo" and corrects_sampling:
+            raise ValueError("loss_type 'vespo' corrects sampling itself; take 'grpo' or 'dapo'")
         if self._weighing in ("grpo", "bnpo", "dr_grpo", "luspo"):
             self.loss_type = "dapo"
         if reference is not None:
@@ -97,6 +113,7 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         }
         tokens = sum(sum(row["loss_mask"]) for row in all_rows)
         self._normalizer = by_rollout.get(self._weighing, tokens)
+        self._step_weight = sum(sum(self._token_weights(row)) for row in all_rows)
         return batches, items
 
     def _token_weights(self, row: RecordedRow) -> list[float]:
@@ -104,9 +121,14 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         weight = self._longest / row["rollout_tokens"] if self._weighing == "grpo" else 1
         return [weight * bit for bit in row["loss_mask"]]
 
-    def _prepare_inputs(self, inputs: list[RecordedRow]) -> dict[str, Any]:
+    def _prepare_inputs(self, inputs: list[Any]) -> dict[str, Any]:
         batch = self._make_tokens(inputs)
+        is_fresh = [
+            [row.get("age") == 0 and bool(bit) for bit in row["loss_mask"]] for row in inputs
+        ]
         batch |= {
+            "fresh_mask": self._pad_rows(is_fresh, 0).bool(),
+            "sampled_logprobs": self._pad_rows([row["sampled"] for row in inputs], 0.0),
             "tool_mask": self._pad_rows([self._token_weights(row) for row in inputs], 0),
             "advantages": self._pad_rows([row["advantages"] for row in inputs], 0.0),
             "old_per_token_logps": self._pad_rows([row["logprobs"] for row in inputs], 0.0),
@@ -132,15 +154,107 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         }
 
     def _reference_logprobs(self, batch: dict[str, Any]) -> Any:
+        if self.ref_model is not None:
+            return self._read_logprobs(self.ref_model, batch)
+        # Without its adapter the model is what it was.
+        with self.accelerator.unwrap_model(self.model).disable_adapter():
+            return self._read_logprobs(self.model, batch)
+
+    def _read_logprobs(self, model: Any, batch: dict[str, Any]) -> Any:
+        """The log-probability of each token of the completions, [B, C]."""
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         size = batch["completion_ids"].shape[1]
         with torch.no_grad():
-            if self.ref_model is not None:
-                return self._get_per_token_logps_and_entropies(self.ref_model, ids, mask, size)[0]
-            # Without its adapter the model is what it was.
-            with self.accelerator.unwrap_model(self.model).disable_adapter():
-                return self._get_per_token_logps_and_entropies(self.model, ids, mask, size)[0]
+            return self._get_per_token_logps_and_entropies(model, ids, mask, size)[0]
+
+    def train(self, *args: Any, **keywords: Any) -> Any:
+        """Weigh rows by how likely the present weights are to sample them, if asked; train."""
+        if self._corrects_sampling:
+            self._correct_sampling()
+        return super().train(*args, **keywords)
+
+    def _correct_sampling(self) -> None:
+        """Give rows the log-probabilities of the present weights, and advantages by their ratio.
+
+        Source: TRL 1.16's ``_generate_and_score_completions``.
+        """
+        rows, size = self.train_dataset, self.args.per_device_train_batch_size
+        was_training = self.model.training
+        self.model.train(mode=False)
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            logprobs = self._read_logprobs(self.model, self._make_tokens(part)).float()
+            mask = self._pad_rows([row["loss_mask"] for row in part], 0)
+            recorded = self._pad_rows([row["logprobs"] for row in part], 0.0)
+            ratios = self._find_ratios((logprobs - recorded) * mask)
+            weights = (ratios * mask).tolist()
+            for row, values, ratio in zip(part, logprobs.tolist(), weights, strict=True):
+                row["logprobs"] = values[: len(row["loss_mask"])]
+                pairs = zip(row["advantages"], ratio, strict=False)
+                row["advantages"] = [advantage * weight for advantage, weight in pairs]
+            for name, value in (("mean", ratios[mask > 0].mean()), ("max", ratios[mask > 0].max())):
+                key = f"sampling/importance_sampling_ratio/{name}"
+                self._metrics["train"][key].append(value.item())
+        self.model.train(was_training)
+
+    def _find_ratios(self, differences: Any) -> Any:
+        """The clipped importance ratio of each token, [B, C], of such log-ratios."""
+        level, _, how = self.vllm_importance_sampling_mode.partition("_")
+        if level == "sequence":
+            differences = differences.sum(dim=-1, keepdim=True).expand_as(differences)
+        ratios = torch.exp(differences)
+        low, high = (
+            self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
+        )  # fmt: skip
+        if low is None and high is None:
+            return ratios
+        clamped = torch.clamp(ratios, low, high)
+        return clamped if how == "truncate" else ratios.masked_fill(clamped != ratios, 0.0)
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **keywords: Any) -> Any:
+        results = super()._get_per_token_logps_and_entropies(*args, **keywords)
+        self._logprobs = results[0].detach()
+        return results
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        # TRL takes the entropy as a mean over each micro-batch, however uneven they are.
+        coefficient = self.entropy_coef
+        part = inputs["tool_mask"].sum().item() / self._step_weight
+        self.entropy_coef = coefficient * part * self.current_gradient_accumulation_steps
+        try:
+            loss = super()._compute_loss(model, inputs)
+        finally:
+            self.entropy_coef = coefficient
+        if self.state.global_step == 0:  # the weights are still those that the newest rows are of
+            self._measure_mismatch(inputs)
+        return loss
+
+    def _measure_mismatch(self, inputs: Mapping[str, Any]) -> None:
+        """Compare recorded log-probabilities of rows of no age with the trainer's.
+
+        Source: Schulman, "Approximating KL divergence" (k3), 2020; χ² of the ratio of trainer to
+        engine.
+        """
+        mask = inputs["fresh_mask"]
+        own, engine = self._logprobs[mask].double(), inputs["sampled_logprobs"][mask].double()
+        ratio = torch.exp(own - engine)
+        terms = torch.stack([ratio - 1 - (own - engine), ratio**2 - 1, -own, -engine])
+        self._mismatch.append(terms)
+        if not self.accelerator.sync_gradients:
+            return
+        whole = torch.cat(self._mismatch, dim=1)
+        self._mismatch = []
+        if whole.shape[1]:
+            kl, chi2, own_loss, engine_loss = whole.mean(dim=1)
+            measured = {
+                "mismatch/kl": kl,
+                "mismatch/chi2": chi2,
+                "mismatch/trainer_perplexity": own_loss.exp(),
+                "mismatch/engine_perplexity": engine_loss.exp(),
+            }
+            for name, value in measured.items():
+                self._metrics["train"][name].append(value.item())
 
     def _pad_rows(
         self, rows: Sequence[Sequence[float]], padding: float, *, is_left: bool = False
@@ -223,7 +337,7 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
             torch.tensor([item for row in rows for item in row[name]])
             for name in ("values", "returns")
         )
-        explained = 1 - (returns - values).var(False) / returns.var(False).clamp(min=_TINY)
+        explained = 1 - (returns - values).var(False) / returns.var(False).clamp(min=TINY)
         self._metrics["train"]["explained_variance"].append(explained.item())
 
     def _find_places(self, batch: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -261,33 +375,3 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
         value_loss = torch.maximum(*errors).sum() / (2 * self._step_count)
         self._metrics["train"]["value_loss"].append(value_loss.item())
         return policy_loss + self._vf_coef * value_loss
-
-
-def credit_steps(
-    rows: Sequence[dict[str, Any]], gamma: float, gae_lambda: float, *, is_whitened: bool
-) -> None:
-    """Write into rows the return of each step, [S], and the advantage of each token, [C]."""
-    episodes: dict[str, dict[int, tuple[dict[str, Any], int]]] = {}
-    for row in rows:
-        row["returns"] = [0.0] * len(row["order"])
-        row["advantages"] = [0.0] * len(row["completion_ids"])
-        for index, place in enumerate(row["order"]):
-            episodes.setdefault(row["episode"], {})[place] = (row, index)
-    entries: list[tuple[dict[str, Any], int, float]] = []
-    for episode in episodes.values():
-        following = advantage = 0.0
-        for _, (row, index) in sorted(episode.items(), reverse=True):
-            value = row["values"][index]
-            difference = row["rewards"][index] + gamma * following - value
-            advantage = difference + gamma * gae_lambda * advantage
-            following = value
-            row["returns"][index] = advantage + value
-            entries.append((row, index, advantage))
-    mean, deviation = 0.0, 1.0
-    if is_whitened and len(entries) > 1:
-        mean = sum(advantage for *_, advantage in entries) / len(entries)
-        squares = sum((advantage - mean) ** 2 for *_, advantage in entries)
-        deviation = (squares / (len(entries) - 1)) ** 0.5 + _TINY
-    for row, index, advantage in entries:
-        start, end = row["starts"][index], row["ends"][index]
-        row["advantages"][start:end] = [(advantage - mean) / deviation] * (end - start)

@@ -289,6 +289,9 @@ class Run:
         measured = {**(latest.metrics() if latest is not None else {}), **step.metrics}
         # A loss that diverged is no reason for what is kept not to be published, again and again.
         self._measured = {name: item for name, item in measured.items() if math.isfinite(item)}
+        if self._algorithm.canary_share is not None:
+            for name in self.versions:
+                self._measured[f"share/{name}"] = self.resources.canary_weight(name)
         exclusions = {f"left_out/{reason}": float(count) for reason, count in self.left_out.items()}
         number = latest.number if latest is not None else self.step + 1
         self.log(number, {**self._measured, **exclusions})
@@ -302,7 +305,11 @@ class Run:
     def publish(
         self, name: str, body: Any, *, metrics: Mapping[str, float] | None = None
     ) -> Resource:
-        """Publish a body as ``canary``; one that the newest version has stays that version."""
+        """Publish a body as ``canary``; one that the newest version has stays that version.
+
+        A canary that stands already keeps its share.
+        """
+        stands = "canary" in self.resources.aliases(name)
         resource = self.resources.publish(
             name,
             body,
@@ -310,6 +317,7 @@ class Run:
             run_id=self.run.run_id,
             metrics=dict(metrics or {}),
             alias="canary",
+            weight=None if stands else self._algorithm.canary_share,
         )
         self.versions[name] = resource.version
         return resource

@@ -5,6 +5,7 @@ A run publishes its result as ``canary``; held-out reward, live traffic or a per
 """
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -48,6 +49,8 @@ from lightning_otel.types.values import check_finite, check_seconds, check_types
 if TYPE_CHECKING:
     from lightning_otel.state.queue import Queue
 
+log = logging.getLogger(__name__)
+
 __all__ = ["Evaluation", "Fit", "Fitting", "Trainer", "Verdict"]
 
 _TYPES: Final[Mapping[str, Any]] = {
@@ -83,12 +86,18 @@ class Fitting:
         self._stop.set()
 
     def wait(self, timeout_s: float | None = None) -> Fit | None:
-        """Wait for the result; return None if the time is up first.
+        """Wait for the result; return None if the time is up first. Ctrl-C ends the run.
 
         Raises:
             LightningOtelError: What it failed with.
         """
-        completed, _ = wait([self._fit], timeout_s)
+        try:
+            completed, _ = wait([self._fit], timeout_s)
+        except KeyboardInterrupt:
+            self.stop()
+            log.warning("the run stops after its present step; Ctrl-C again ends at once")
+            wait([self._fit])
+            raise
         if not completed:
             return None
         self._pool.shutdown()
@@ -208,7 +217,7 @@ class Trainer:
             tasks: Any JSON values.
             resources: Versions by name; by default what is live.
             mode: The purpose of the rollouts; they are never trained on.
-            samples: Rollouts of each task.
+            samples: Rollouts of each task: n of ``pass_at(k)`` and ``mean()``.
 
         Raises:
             ConfigError: There is no agent.
@@ -216,7 +225,9 @@ class Trainer:
         standings = self.resources.standings().items()
         live = {name: item.live.version for name, item in standings if item.live is not None}
         pinned = {**live, **(resources or {})}
-        return Evaluation.of(run_tasks(self._config, tasks, pinned, mode=mode, samples=samples))
+        return Evaluation.of(
+            run_tasks(self._config, tasks, pinned, mode=mode, samples=samples), samples
+        )
 
     def metrics(self, names: Sequence[str] | None = None) -> list[Metric]:
         """Return the metrics of this trainer's latest run, by step and name."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,25 @@ def trainer_of(store: Store, agent: Act | None, apo: Any, **options: Any) -> Tra
 def never(prompt: str) -> str:
     """A model that must not be asked."""
     raise AssertionError("the model was asked")
+
+
+def test_a_wrong_key_is_found_before_agents_run(store: Store) -> None:
+    """A server that refuses the key of the writing model is asked first."""
+
+    class Refuse(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(401)
+
+    begun: list[str] = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refuse) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        apo = APO(model="writer", base_url=f"http://127.0.0.1:{server.server_port}/v1")
+        trainer = trainer_of(store, lambda task: begun.append(task), apo)
+        with pytest.raises(ConfigError, match="refuses the key"):
+            trainer.fit(["a", "b"], ["c", "d"])
+        server.shutdown()
+
+    assert begun == []
 
 
 def test_apo_lifts_the_reward_of_tasks_it_never_saw(

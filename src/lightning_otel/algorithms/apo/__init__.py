@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 from lightning_otel import errors
 from lightning_otel.algorithms.apo import episodes
 from lightning_otel.algorithms.apo.search import Search
-from lightning_otel.algorithms.apo.texts import AGENT, Candidate, Model, TaskSet, Texts, chat
+from lightning_otel.algorithms.apo.texts import AGENT, Candidate, Chat, Model, TaskSet, Texts, chat
 from lightning_otel.algorithms.base import BaseAlgorithm, unknown_option
 from lightning_otel.algorithms.run import Run
 from lightning_otel.dataset import Store
@@ -157,6 +157,8 @@ class APO(BaseAlgorithm):
         """
         if self._model is None:
             self._model = chat(_recorded_model(context.store), *self._server)
+        if isinstance(self._model, Chat):
+            self._model.check_key()
         if not self._goes_on:
             self._searches = {}  # of the run before, which is over
         self._goes_on = False
