@@ -112,10 +112,10 @@ class SpanStore:
         """
         from lightning_otel.store.table import Query, Table
 
-        given = list(parameters)
-        found = Query(self.source.connect(query=query, parameters=given), query, given)
-        found.take(lambda relation: relation.columns)
-        return Table(lambda: found, found.dicts, "rows", counts=lambda: [found.count()])
+        values = list(parameters)
+        result = Query(self.source.connect(query=query, parameters=values), query, values)
+        result.take(lambda relation: relation.columns)
+        return Table(lambda: result, result.dicts, "rows", counts=lambda: [result.count()])
 
     def rollouts(self) -> "Table[dict[str, Any]]":
         """Return one row per attempt: status, times, counts, tokens, final reward, task."""
@@ -293,7 +293,7 @@ class SpanStore:
         from lightning_otel.store.redact import redact
 
         rules = Rules(tuple(patterns), tuple(keys), secrets)
-        scope = [self.find(each) for each in ids]
+        scope = [self.find(prefix) for prefix in ids]
         return redact(
             self.layout, rules, scope, reason=reason, is_dry_run=is_dry_run,
             wait_s=wait_s, progress=progress, waiting=waiting,

@@ -99,10 +99,10 @@ def place_rewards(con: "Con", where: str = "true") -> list[Placement]:
     from lightning_otel.adapter.attributes import read_links
 
     links = [read_links(span.attributes) for span in candidates]
-    linked = [each.get(c.RESPONSE_ID) or each.get(c.LINK_SPAN_ID) or "" for each in links]
+    linked = [link.get(c.RESPONSE_ID) or link.get(c.LINK_SPAN_ID) or "" for link in links]
     keys = {(span.trace_id, span.span_id) for span in candidates}
-    named = map(_make_light, _read_rows(con, _NAMED, [sorted({*linked} - {""})]))
-    others = [span for span in named if (span.trace_id, span.span_id) not in keys]
+    targets = map(_make_light, _read_rows(con, _NAMED, [sorted({*linked} - {""})]))
+    others = [span for span in targets if (span.trace_id, span.span_id) not in keys]
     attempts = sort_attempts([*others, *candidates])
     homes = {
         (span.trace_id, span.span_id): rollout_id
@@ -114,10 +114,10 @@ def place_rewards(con: "Con", where: str = "true") -> list[Placement]:
     by_span |= {span_id: rollout_id for (_, span_id), rollout_id in homes.items()}
     placements = []
     for span, linked_id in zip(candidates, linked, strict=True):
-        key, own = (span.trace_id, span.span_id), span.rollout_id
+        key, rollout = (span.trace_id, span.span_id), span.rollout_id
         is_retraction = c.REWARD_VALUE not in span.attributes
-        home = by_span.get(linked_id, own) if is_retraction else homes.get(key, own)
-        placements.append(Placement(*key, own, span.start_ns, home, linked_id))
+        home = by_span.get(linked_id, rollout) if is_retraction else homes.get(key, rollout)
+        placements.append(Placement(*key, rollout, span.start_ns, home, linked_id))
     return placements
 
 
@@ -137,8 +137,8 @@ def _make_light(row: Mapping[str, Any]) -> Span:
         c.RESPONSE_ID: row["response_id"], c.OPERATION: row["operation"],
         c.REWARD_VALUE: row["reward"],
     }  # fmt: skip
-    known = {key: value for key, value in columns.items() if value is not None}
-    return replace(span, attributes={**known, **span.attributes})
+    values = {key: value for key, value in columns.items() if value is not None}
+    return replace(span, attributes={**values, **span.attributes})
 
 
 def create_moved_table(con: "Con", placements: Iterable[Placement] | None = None) -> None:
@@ -178,7 +178,7 @@ def adjust_selection(con: "Con", selection: Selection) -> Selection:
         return selection
     times = [reward_ns for *_, reward_ns in arrived]
     also = Selection(
-        rollout_ids=sorted({own for _, _, own, _ in arrived}),
+        rollout_ids=sorted({rollout_id for _, _, rollout_id, _ in arrived}),
         trace_ids=selection.trace_ids,
         since_ns=min(times),
         until_ns=max(times),
@@ -188,25 +188,25 @@ def adjust_selection(con: "Con", selection: Selection) -> Selection:
 
 
 def read_origins(
-    reader: SpanReader, asked: "set[Reference]", known: "set[Reference]"
+    reader: SpanReader, references: "set[Reference]", answers: "set[Reference]"
 ) -> list[Span]:
     """Return the spans that tell what others refer to, by ids of the server's, and do not tell."""
     from lightning_otel.adapter.continuations import find_references, is_source
 
     origins: list[Span] = []
-    seen: set[str] = set()
-    while missing := asked - known:
-        known = known | missing
+    trace_ids: set[str] = set()
+    while missing := references - answers:
+        answers = answers | missing
         # With all of their traces: a conversation is not looked up answer by answer.
-        traces = _find_traces(reader, missing) - seen
+        traces = _find_traces(reader, missing) - trace_ids
         if not traces:
             break
-        seen |= traces
+        trace_ids |= traces
         records = reader.fetch(Selection(trace_ids=sorted(traces)))
         calls = [*filter(is_source, map(build_span, records))]
         origins += calls
-        asked, others = find_references(calls)
-        known |= others
+        references, others = find_references(calls)
+        answers |= others
     return origins
 
 

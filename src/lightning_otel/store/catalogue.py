@@ -109,8 +109,8 @@ def catalogue_statements(
     manifest = ndjson_sql(f"{folder} || {quote_text(f'/{manifest_name}')}", MANIFEST_COLUMNS)
     macro = _unsettled_sql(folder, manifest) if alive is None else alive_macro_sql(alive)
     spans = f"CREATE OR REPLACE VIEW spans AS {_spans_sql(folder, manifest, excluded)}"
-    kept = f"read_parquet({folder} || {quote_text(f'/facts/{PATTERN}')}, filename=true)"
-    facts = f"CREATE OR REPLACE VIEW facts AS {facts_sql(kept, is_one=False)}"
+    source = f"read_parquet({folder} || {quote_text(f'/facts/{PATTERN}')}, filename=true)"
+    facts = f"CREATE OR REPLACE VIEW facts AS {facts_sql(source, is_one=False)}"
     # Each of the others looks up ``spans``, and this one every segment.
     first = {"no spans": _NO_SPANS, ALIVE: macro, "facts": facts, "attempts": _JUDGED_ATTEMPTS}
     return {**first, "prices": EMPTY_PRICES, **DERIVED, "spans": spans}
@@ -143,8 +143,8 @@ live AS NOT MATERIALIZED (
 
 def _is_in_none_of(names: Collection[str]) -> str:
     # One text, not a list of values: DuckDB looks into that for each file, a list takes it longer.
-    known = quote_text("/".join(["", *sorted(names), ""]))
-    return f"NOT contains({known}, '/' || parse_filename(filename) || '/')" if names else "true"
+    text = quote_text("/".join(["", *sorted(names), ""]))
+    return f"NOT contains({text}, '/' || parse_filename(filename) || '/')" if names else "true"
 
 
 def _is_ahead(time_us: str) -> str:
@@ -176,14 +176,14 @@ def pack(con: "Reader", path: str | os.PathLike[str]) -> int:
     try:
         # In a folder of one's own: nobody else can read what is half made, and all of it goes.
         with (
-            tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.") as own,
-            _database_folder(Path(own) / "packed.duckdb") as folder,
+            tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.") as scratch,
+            _database_folder(Path(scratch) / "packed.duckdb") as folder,
         ):
-            made = Path(own) / "packed.duckdb"
-            count = _write_pack(con, Path(folder) / made.name)
-            shutil.move(Path(folder) / made.name, made)
-            made.chmod(0o600)
-            os.replace(made, final)
+            copy = Path(scratch) / "packed.duckdb"
+            count = _write_pack(con, Path(folder) / copy.name)
+            shutil.move(Path(folder) / copy.name, copy)
+            copy.chmod(0o600)
+            os.replace(copy, final)
     except (duckdb.Error, OSError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else exc
         raise StoreError(f"cannot write {final}: {why}; name a writable place with room") from exc

@@ -128,10 +128,10 @@ def compact(
 
     Where rollouts are deleted, processes that record and readers of replaced files are waited for.
     """
-    before, asked = removal.measure_disk(layout), removal.list_open_segments(layout)
+    before, open_segments = removal.measure_disk(layout), removal.list_open_segments(layout)
     if not is_dry_run:
         removal.close_own_segment(layout, Path.exists)
-        if removal.close_segments(layout, asked) and wait_s:
+        if removal.close_segments(layout, open_segments) and wait_s:
             with new_connection() as con:
                 _find_expired(con, layout, retention)
                 holders = _count_open(con, layout)
@@ -142,21 +142,21 @@ def compact(
             dropped = _find_expired(con, layout, retention, is_dry_run=is_dry_run)
             gone, groups = _make_plan(con, layout)
             if is_dry_run:
-                done = CompactResult(merged=sum(map(len, groups)), made=len(groups))
+                result = CompactResult(merged=sum(map(len, groups)), made=len(groups))
             else:
-                done = _carry_out(con, layout, gone + groups, progress)
+                result = _carry_out(con, layout, gone + groups, progress)
             open_spans = 0 if is_dry_run else sum(_count_open(con, layout).values())
             rows = con.execute(f"SELECT rollout FROM expired WHERE {_IS_DELETED}").fetchall()
     is_gone = is_dry_run or removal.wait_for_unlink(layout, wait_s if rows else 0.0, callback)
     bytes_waiting, waiting_s = removal.measure_leftover(layout)
     return replace(
-        done,
+        result,
         segments=segments,
         unlinked=len(gone),
         dropped=dropped,
         bytes_before=before,
         bytes_after=removal.measure_disk(layout),
-        segments_open=len({*asked}.intersection(removal.list_open_segments(layout))),
+        segments_open=len({*open_segments}.intersection(removal.list_open_segments(layout))),
         deleted=tuple(rollout for (rollout,) in rows),
         open_spans=open_spans,
         aside=removal.count_unknown_parts(layout) if rows else 0,
@@ -258,8 +258,8 @@ def _find_expired(
             f"FROM expired UNION SELECT {ROLLOUT} FROM spans WHERE NOT {IS_ANNOTATION}) GROUP BY 1"
         )
     # Not those of the snapshot: what was settled just now counts a moment later for readers.
-    closed, waiting = list_sealed(layout), layout.list_unsettled(layout.read_manifest())
-    still_open = [path.name for path in waiting if path not in closed]
+    closed, segments = list_sealed(layout), layout.list_unsettled(layout.read_manifest())
+    still_open = [path.name for path in segments if path not in closed]
     counted = snapshot if is_dry_run else snapshot.without(still_open)
     alive = [quote_text(name.rpartition("-")[0]) for name in still_open] or ["''"]
     rows = con.execute(
@@ -294,14 +294,14 @@ def _make_plan(
     """Return files of which nothing stays, and groups to merge; ``expired`` says what goes."""
     files, rows = list_live_files(layout, layout.read_manifest()), Counter[str]()
     if fetch_row(con, "SELECT count(*) FROM expired") != (0,):
-        found = con.execute(
+        result = con.execute(
             f"SELECT parse_filename(filename), count(*) FROM {rows_sql(layout, files)} "
             f"JOIN expired ON expired.rollout = {ROLLOUT} GROUP BY 1"
         )
-        rows.update(dict(found.fetchall()))
+        rows.update(dict(result.fetchall()))
     gone = [(file,) for file in files if rows[file.name] == file.rows > 0]
-    wanted = [f for f in files if (f,) not in gone and (_may_grow(f) or rows[f.name])]
-    groups = _group_files(wanted)
+    candidates = [f for f in files if (f,) not in gone and (_may_grow(f) or rows[f.name])]
+    groups = _group_files(candidates)
     touched = [group for group in groups if any(rows[file.name] for file in group)]
     # Nothing is gained from packing anew what is packed already.
     others = [g for g in groups if g not in touched and not all(file.is_compact for file in g)]
@@ -339,36 +339,36 @@ def _carry_out(
     progress: Progress | None = None,
 ) -> CompactResult:
     total = 2 * sum(file.rows for group in groups for file in group)
-    done = Counter[str]()
+    counts = Counter[str]()
 
     def step(rows: int) -> None:
-        done["rows"] += rows
+        counts["rows"] += rows
         if progress is not None:
-            progress(min(done["rows"], total), total)
+            progress(min(counts["rows"], total), total)
 
-    waiting = list(reversed(groups))
-    while waiting:
-        rewrite = Rewrite(con, layout, group := waiting.pop(), step, is_packed=True)
+    queue = list(reversed(groups))
+    while queue:
+        rewrite = Rewrite(con, layout, group := queue.pop(), step, is_packed=True)
         try:
-            made = rewrite.run()
+            output = rewrite.run()
         except InterleavedError:
             middle = len(group) // 2
-            waiting += [group[middle:], group[:middle]]
+            queue += [group[middle:], group[:middle]]
         except TooWideError:
-            done["left"] += len(group)
+            counts["left"] += len(group)
             log.warning(
                 "%d files of %s stay as they are: their rows are too wide for the memory allowed",
                 len(group),
                 layout.catalogue,
             )
         else:
-            done["merged"] += len(rewrite.files) if made else 0
-            done["made"] += made is not None
-            done.update(rewrite.counts)
+            counts["merged"] += len(rewrite.files) if output else 0
+            counts["made"] += output is not None
+            counts.update(rewrite.counts)
     if fetch_row(con, "SELECT count(*) FROM expired") != (0,):
         wait_until_visible(layout)
         delete_facts(layout.facts)
-    rejected = {name: done[name] for name in (n.CONFLICT, n.DUPLICATE) if done[name]}
+    rejected = {name: counts[name] for name in (n.CONFLICT, n.DUPLICATE) if counts[name]}
     return CompactResult(
-        merged=done["merged"], made=done["made"], rejected=rejected, left=done["left"]
+        merged=counts["merged"], made=counts["made"], rejected=rejected, left=counts["left"]
     )

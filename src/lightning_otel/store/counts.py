@@ -77,8 +77,8 @@ class Accounting:
     @property
     def missing(self) -> int:
         """Spans that ended and are nowhere; 0 where the store keeps its promise."""
-        known = sum(self.rejected.values()) + sum(self.dropped.values())
-        return self.ended - self.stored - self.pending - known
+        losses = sum(self.rejected.values()) + sum(self.dropped.values())
+        return self.ended - self.stored - self.pending - losses
 
     @property
     def is_balanced(self) -> bool:
@@ -128,10 +128,10 @@ def make_accounting(counts: Mapping[str, int], *, stored: int, pending: int = 0)
 
 def sum_counts(*counts: Mapping[str, int]) -> dict[str, int]:
     """The sums, name by name, without those that are 0."""
-    found: Counter[str] = Counter()
-    for each in counts:
-        found.update(each)
-    return {name: count for name, count in sorted(found.items()) if count}
+    totals: Counter[str] = Counter()
+    for part in counts:
+        totals.update(part)
+    return {name: count for name, count in sorted(totals.items()) if count}
 
 
 def count_unstored(counts: Mapping[str, int]) -> int:

@@ -142,7 +142,7 @@ def translate_errors(layout: Layout, verb: str = "read") -> Iterator[None]:
 def _find_damage(
     layout: Layout, files: Sequence[DataFile] | None, *, is_thorough: bool
 ) -> dict[str, str]:
-    manifest, known = layout.read_manifest(), _stores[layout.root]
+    manifest, state = layout.read_manifest(), _stores[layout.root]
     damaged = _find_links(layout) if files is None else {}
     for file in manifest.live_files if files is None else files:
         path = layout.data / file.name
@@ -152,23 +152,23 @@ def _find_damage(
             stamp = status.st_size, status.st_mtime_ns
             if not is_own_file(path):
                 damaged[file.name] = _NO_FILE
-            elif is_thorough or known.whole.get(file.name) != stamp:
+            elif is_thorough or state.whole.get(file.name) != stamp:
                 if ranges := quarantine.find_corrupt_ranges(path, file.checksum):
                     places = ", ".join(f"{first} to {end}" for first, end in ranges[:3])
                     damaged[file.name] = f"the checksum of bytes {places} does not match"
                 else:
-                    known.whole[file.name] = stamp
+                    state.whole[file.name] = stamp
     # The folder may have been removed: then it is made anew later.
     for path in layout.list_unsettled(manifest) if files is None and layout.live.exists() else ():
         name = path.name
-        start = 0 if is_thorough or name in known.excluded else known.whole_to.get(name, 0)
+        start = 0 if is_thorough or name in state.excluded else state.whole_to.get(name, 0)
         with contextlib.suppress(OSError):  # settled meanwhile
             ranges, end = quarantine.find_corrupt_lines(path, start)
             if ranges:
                 damaged[name] = "it has a line that is not as written"
             else:
-                known.whole_to[name] = end
-                known.excluded.discard(name)
+                state.whole_to[name] = end
+                state.excluded.discard(name)
     return damaged
 
 
@@ -188,18 +188,18 @@ def release_missing_files(layout: Layout) -> None:
     """
     manifest = layout.read_manifest()
     absent = {file.name for file in list_missing_files(layout, manifest)}
-    waiting = {path.name for path in layout.segments()} if absent else set()
-    held = absent & {each.file for each in manifest.segments if each.name in waiting}
-    held |= absent & {file.successor for file in quarantine.list_predecessors(layout, manifest)}
+    segments = {path.name for path in layout.segments()} if absent else set()
+    missing = absent & {segment.file for segment in manifest.segments if segment.name in segments}
+    missing |= absent & {file.successor for file in quarantine.list_predecessors(layout, manifest)}
     moved = {name for name in absent if (layout.quarantine / name).exists()}
-    why = dict.fromkeys(held, "it is missing") | dict.fromkeys(moved, "it was moved")
+    why = dict.fromkeys(missing, "it is missing") | dict.fromkeys(moved, "it was moved")
     quarantine.quarantine_files(layout, why)
 
 
 def list_missing_files(layout: Layout, manifest: Manifest) -> list[DataFile]:
     """Return live data files that are not there."""
-    there = list_names(layout.data)
-    return [file for file in manifest.live_files if file.name not in there]
+    names = list_names(layout.data)
+    return [file for file in manifest.live_files if file.name not in names]
 
 
 def list_readable_files(layout: Layout, manifest: Manifest) -> list[DataFile]:
@@ -220,16 +220,16 @@ def count_missing_spans(layout: Layout) -> dict[str, int]:
     names = {file.name for file in list_missing_files(layout, manifest)} | list_excluded(layout)
     notes = quarantine.read_notes(layout) if layout.quarantine.exists() else ()
     lacking = {name: rows.get(name, 0) for name in names}
-    return lacking | {each.name: each.missing for each in notes if each.is_open}
+    return lacking | {note.name: note.missing for note in notes if note.is_open}
 
 
 def warn_of_missing_spans(layout: Layout, also: Collection[str] = ()) -> None:
     """Warn of spans that cannot be read, once for each state the store is in."""
-    known = _stores[layout.root]
-    known.excluded.update(also)
+    state = _stores[layout.root]
+    state.excluded.update(also)
     lacking = count_missing_spans(layout)
-    before, known.warned = known.warned, frozenset(lacking)
-    if lacking and known.warned != before:
+    before, state.warned = state.warned, frozenset(lacking)
+    if lacking and state.warned != before:
         log.warning(
             "%s: %d spans cannot be read, for %s damaged or missing (%s); run: %s",
             layout.catalogue,
@@ -246,5 +246,5 @@ def repair_command(layout: Layout) -> str:
         is_default = Layout(config.STORE.read()).catalogue == layout.catalogue
     except LightningOtelError:  # a URL, or memory
         is_default = False
-    named = "" if is_default else f" --store {shlex.quote(str(layout.catalogue))}"
-    return f"lightning-otel doctor --repair{named}"
+    option = "" if is_default else f" --store {shlex.quote(str(layout.catalogue))}"
+    return f"lightning-otel doctor --repair{option}"

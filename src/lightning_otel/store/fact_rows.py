@@ -81,7 +81,7 @@ def _list_waiting(
 ) -> Iterator[Row]:
     """Yield the rewards that no attempt has: what they judge is not in the store yet."""
     dropped = {
-        (each.trace_id, each.span_id): each for each in report.dropped if each.noun == "reward"
+        (drop.trace_id, drop.span_id): drop for drop in report.dropped if drop.noun == "reward"
     }
     for span in spans if dropped.keys() - placed else ():
         reason = dropped.get((span.trace_id, span.span_id))
@@ -118,9 +118,9 @@ class _Attempt:
                 self._steps.setdefault((step.trace_id, step.span_id), step)
                 self._branches.setdefault((step.trace_id, step.span_id), path.branch)
         self._dropped: dict[SpanKey, list[Dropped]] = {}
-        for each in part.report.dropped:
-            self._dropped.setdefault((each.trace_id, each.span_id), []).append(each)
-        self._credited = {(each.trace_id, each.span_id): each for each in part.credited}
+        for drop in part.report.dropped:
+            self._dropped.setdefault((drop.trace_id, drop.span_id), []).append(drop)
+        self._credited = {(credit.trace_id, credit.span_id): credit for credit in part.credited}
         self._by_key = {(span.trace_id, span.span_id): span for span in members}
         self._calls: list[Span] = []
         self.rewards = set[SpanKey]()
@@ -157,11 +157,11 @@ class _Attempt:
     def _list_others(self) -> Iterator[Row]:
         """Yield what the report says was left out, and repairs."""
         report = self._part.report
-        for each in report.dropped:
-            span = self._by_key.get((each.trace_id, each.span_id))
+        for drop in report.dropped:
+            span = self._by_key.get((drop.trace_id, drop.span_id))
             yield {
-                "kind": "left_out", **self._shared, "trace_id": each.trace_id,
-                "span_id": each.span_id, "name": each.noun, "reason": each.reason,
+                "kind": "left_out", **self._shared, "trace_id": drop.trace_id,
+                "span_id": drop.span_id, "name": drop.noun, "reason": drop.reason,
                 "start_ns": None if span is None else span.start_ns,
             }  # fmt: skip
         for repair in report.repairs:
@@ -172,7 +172,7 @@ class _Attempt:
 
     def _describe_call(self, key: SpanKey, span: Span) -> Row:
         reasons = self._list_reasons(key, "call", "record")
-        is_repeated = any(each.noun == "record" for each in reasons)
+        is_repeated = any(drop.noun == "record" for drop in reasons)
         if key in self._visible and not is_repeated:
             self._calls.append(span)
         models, tokens = read_usage(span, self._steps.get(key))
@@ -199,7 +199,7 @@ class _Attempt:
         return {"reason": reasons[0].reason if reasons else None}
 
     def _list_reasons(self, key: SpanKey, *nouns: str) -> list[Dropped]:
-        return [each for each in self._dropped.get(key, ()) if each.noun in nouns]
+        return [drop for drop in self._dropped.get(key, ()) if drop.noun in nouns]
 
     def _find_agent(self, span: Span) -> str | None:
         """Return the agent of a step, else that of the span or the nearest one above it."""
@@ -218,9 +218,9 @@ class _Attempt:
         # A reward given later, in a trace of its own, does not prolong the rollout.
         lasting = [span for span in members if not may_move(span)] or members
         texts = [span.attributes for span in members]
-        agents = {name for each in texts if (name := get_text(each, c.AGENT_NAME))}
-        named = (read_usage(span)[0] for span in self._calls)
-        models = {answering or requested or "" for answering, requested in named} - {""}
+        agents = {name for attributes in texts if (name := get_text(attributes, c.AGENT_NAME))}
+        usages = (read_usage(span)[0] for span in self._calls)
+        models = {answering or requested or "" for answering, requested in usages} - {""}
         roots = [span for span in members if span.name == c.SPAN_ROLLOUT]
         root = min(roots, key=lambda span: span.start_ns, default=None)
         steps = self._steps.values()
@@ -262,7 +262,7 @@ class _Attempt:
 
 def _find_text(attributes: Sequence[Mapping[str, Any]], key: str) -> str | None:
     """Return the text under a key of the first span that has one."""
-    return next((text for each in attributes if (text := get_text(each, key))), None)
+    return next((text for values in attributes if (text := get_text(values, key))), None)
 
 
 def _name_span(span: Span) -> Row:
@@ -281,7 +281,7 @@ def _describe_reward(span: Span, reward: Reward | str | None) -> Row:
 
 def read_error(span: Span) -> tuple[str, str]:
     """Return the type of a span's error and what it says, each empty where nothing tells it."""
-    events = [each.attributes for each in span.events if c.EXCEPTION_TYPE in each.attributes]
+    events = [event.attributes for event in span.events if c.EXCEPTION_TYPE in event.attributes]
     raised = events[-1] if events else {}
     kind = get_text(span.attributes, c.ERROR_TYPE) or get_text(raised, c.EXCEPTION_TYPE) or ""
     return kind, span.status_message or to_text(raised.get(c.EXCEPTION_MESSAGE, ""))

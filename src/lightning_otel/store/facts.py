@@ -162,8 +162,8 @@ def files_sql(paths: Sequence[Path]) -> str:
         return query
     # Newer files are small: what of the first one counts is told by them alone.
     renewed = f"SELECT rollout_id FROM {updates} WHERE kind = 'attempt'"
-    rest = facts_sql(updates, is_one=len(paths) == 2)
-    return f"FROM ({query}) ANTI JOIN ({renewed}) USING (rollout_id) UNION ALL {rest}"
+    rows = facts_sql(updates, is_one=len(paths) == 2)
+    return f"FROM ({query}) ANTI JOIN ({renewed}) USING (rollout_id) UNION ALL {rows}"
 
 
 def keep_facts(
@@ -224,10 +224,10 @@ def is_merge_due(paths: Sequence[Path]) -> bool:
 
 def remove_replaced(folder: Path) -> None:
     """Unlink damaged files, and replaced ones and drafts once no process needs them any more."""
-    kept = list_facts(folder)
+    files = list_facts(folder)
     with contextlib.suppress(OSError):
-        base_s = kept[0].stat().st_mtime if kept else 0.0
-        for name in filter(_is_made_here, list_names(folder) - {path.name for path in kept}):
+        base_s = files[0].stat().st_mtime if files else 0.0
+        for name in filter(_is_made_here, list_names(folder) - {path.name for path in files}):
             path = folder / name
             is_damaged = _has_version(name) and not _is_sound(path)
             if is_damaged or time.time() - max(base_s, path.stat().st_mtime) > _GRACE_S:

@@ -84,12 +84,12 @@ def give_to_owner(target: int | Path, path: Path) -> None:
             os.chown(target, owner.st_uid, owner.st_gid, follow_symlinks=is_open)
 
 
-def put_file(made: Path, final: Path, replaced: Iterable[Path] = ()) -> None:
+def put_file(source: Path, final: Path, replaced: Iterable[Path] = ()) -> None:
     """Rename a file to its place, with the rights that all files had which it replaces."""
     modes = [path.lstat().st_mode & 0o666 for path in replaced or [final] if is_own_file(path)]
-    made.chmod(0o600 | reduce(and_, modes) if modes else 0o600)
-    give_to_owner(made, made)
-    os.replace(made, final)
+    source.chmod(0o600 | reduce(and_, modes) if modes else 0o600)
+    give_to_owner(source, source)
+    os.replace(source, final)
 
 
 def write_private(path: Path, content: bytes, *, is_synced: bool = False) -> None:
@@ -97,9 +97,9 @@ def write_private(path: Path, content: bytes, *, is_synced: bool = False) -> Non
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         give_to_owner(descriptor, path)
-        left = memoryview(content)
-        while left:
-            left = left[os.write(descriptor, left) :]
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
         if is_synced:
             os.fsync(descriptor)
     except OSError:
@@ -116,25 +116,25 @@ def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     Only those who could read what stood there can read it then.
     """
     final = Path(os.path.realpath(path))
-    made = final.with_name(f".{final.name}.{os.getpid()}-{os.urandom(4).hex()}")
+    draft = final.with_name(f".{final.name}.{os.getpid()}-{os.urandom(4).hex()}")
     try:
         rights = stat.S_IMODE(final.stat().st_mode) if final.exists() else 0o600
-        write_private(made, b"")
+        write_private(draft, b"")
     except OSError as exc:
         raise ConfigError(
             f"cannot write {path}: {exc.strerror or exc}; name a writable place"
         ) from exc
     try:
-        yield made
-        made.chmod(rights)
+        yield draft
+        draft.chmod(rights)
         if os.geteuid() == 0 and final.exists():
-            os.chown(made, final.stat().st_uid, final.stat().st_gid)
-        made.replace(final)
+            os.chown(draft, final.stat().st_uid, final.stat().st_gid)
+        draft.replace(final)
     except OSError as exc:
         exc.filename = exc.filename or str(path)  # a write that fails does not say of what
         raise
     finally:
-        made.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
 def add_private(path: Path, content: bytes) -> None:

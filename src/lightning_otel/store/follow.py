@@ -66,7 +66,7 @@ class Follower:
     def __enter__(self) -> "Follower":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if self._position.is_closed:
             return
         try:

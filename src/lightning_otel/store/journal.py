@@ -106,18 +106,18 @@ class Journal:
             counts = n.sum_counts(
                 self._earlier_counts, self._segment_counts, self._sum_new_counts()
             )
-            waiting = self._count_waiting()
-            ended = self._stored + n.count_unstored(counts) + waiting
+            pending = self._count_waiting()
+            ended = self._stored + n.count_unstored(counts) + pending
             return n.make_accounting(
-                {**counts, n.ENDED: ended}, stored=self._stored, pending=waiting
+                {**counts, n.ENDED: ended}, stored=self._stored, pending=pending
             )
 
     def unwritten_counts(self) -> dict[str, int]:
         """Return the counts that no segment has yet, spans that wait for the disk included."""
         with self._turns.alone():
-            unwritten_counts, waiting = self._sum_new_counts(), self._count_waiting()
-            ended = waiting + n.count_unstored(unwritten_counts)
-            return n.sum_counts(unwritten_counts, {n.PENDING: waiting, n.ENDED: ended})
+            unwritten_counts, pending = self._sum_new_counts(), self._count_waiting()
+            ended = pending + n.count_unstored(unwritten_counts)
+            return n.sum_counts(unwritten_counts, {n.PENDING: pending, n.ENDED: ended})
 
     def _sum_new_counts(self, first: int | None = None) -> dict[str, int]:
         return n.sum_counts(*({name: count} for name, count in self._new_counts[:first]))

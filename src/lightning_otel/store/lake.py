@@ -41,62 +41,62 @@ class LakeAddress:
     @property
     def name(self) -> str:
         """The address as one string, without the password."""
-        rest = dict(self.parameters)
-        user = f"{quote(rest.pop('user'), safe='')}@" if "user" in rest else ""
-        port = f":{rest.pop('port')}" if rest.get("host") and "port" in rest else ""
-        host = quote(rest.pop("host", ""), safe="[]:,")
-        place = f"postgres://{user}{host}{port}/{quote(rest.pop('dbname', ''), safe='')}"
+        values = dict(self.parameters)
+        user = f"{quote(values.pop('user'), safe='')}@" if "user" in values else ""
+        port = f":{values.pop('port')}" if values.get("host") and "port" in values else ""
+        host = quote(values.pop("host", ""), safe="[]:,")
+        place = f"postgres://{user}{host}{port}/{quote(values.pop('dbname', ''), safe='')}"
         if self.data:
-            rest["data"] = self.data
+            values["data"] = self.data
         if self.local:
-            rest["local"] = self.local
-        return f"{SCHEME}{place}{'?' if rest else ''}{urlencode(rest, safe='/:')}"
+            values["local"] = self.local
+        return f"{SCHEME}{place}{'?' if values else ''}{urlencode(values, safe='/:')}"
 
 
-def is_lake(given: str) -> bool:
+def is_lake(address: str) -> bool:
     """Return whether a store's name is that of a lake."""
-    return given.startswith(SCHEME)
+    return address.startswith(SCHEME)
 
 
-def lake_address(given: str, data: str | None = None) -> LakeAddress:
+def lake_address(address: str, data: str | None = None) -> LakeAddress:
     """Return the lake of a string; ``data`` is where its files lie, if that does not say.
 
     ``ducklake:postgres://user@host:port/db?data=…&local=…`` with libpq's parameters beside ours, or
     ``ducklake:postgres:dbname=… host=… data=… local=…``.
     Source: PostgreSQL's manual, 34.1.1, "Connection Strings".
     """
-    kind, _, rest = given.removeprefix(SCHEME).partition(":")
-    if not is_lake(given) or kind not in ("postgres", "postgresql"):
+    kind, _, body = address.removeprefix(SCHEME).partition(":")
+    if not is_lake(address) or kind not in ("postgres", "postgresql"):
         raise ConfigError(
             "a lake's catalogue is in PostgreSQL, where several machines can write; "
             f"name it as in {EXAMPLE}"
         )
-    found = _of_url(rest) if rest.startswith("//") else _of_words(rest)
-    place = data or found.get("data", "")
+    values = _of_url(body) if body.startswith("//") else _of_words(body)
+    place = data or values.get("data", "")
     if "://" in place and not place.startswith("s3://"):
         scheme = place.partition("://")[0]
         raise ConfigError(
             f"a lake's files cannot lie in {scheme}://; name an s3:// URL or a folder"
         )
-    ours = {name: found.pop(name, "") for name in ("password", "data", "local")}
-    return LakeAddress(found, **{**ours, "data": place})
+    ours = {name: values.pop(name, "") for name in ("password", "data", "local")}
+    return LakeAddress(values, **{**ours, "data": place})
 
 
-def _of_url(rest: str) -> dict[str, str]:
+def _of_url(body: str) -> dict[str, str]:
     try:
-        parts = urlsplit(f"postgres:{rest}")
+        parts = urlsplit(f"postgres:{body}")
         login, _, hosts = parts.netloc.rpartition("@")
         user, _, password = login.partition(":")
-        found = {"dbname": unquote(parts.path.lstrip("/")), "user": unquote(user)}
-        found["password"] = unquote(password)
-        pairs = [_host_and_port(each) for each in hosts.split(",")]
-        found["host"] = ",".join(host for host, _ in pairs)
-        found["port"] = ",".join(port for _, port in pairs) if any(p for _, p in pairs) else ""
-        found |= dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True)
+        values = {"dbname": unquote(parts.path.lstrip("/")), "user": unquote(user)}
+        values["password"] = unquote(password)
+        pairs = [_host_and_port(part) for part in hosts.split(",")]
+        values["host"] = ",".join(host for host, _ in pairs)
+        values["port"] = ",".join(port for _, port in pairs) if any(p for _, p in pairs) else ""
+        values |= dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True)
                       if parts.query else ())  # fmt: skip
     except ValueError:
         raise ConfigError(f"the lake's URL cannot be read; write it as in {EXAMPLE}") from None
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in values.items() if value}
 
 
 def _host_and_port(text: str) -> tuple[str, str]:
@@ -107,10 +107,10 @@ def _host_and_port(text: str) -> tuple[str, str]:
     return unquote(host), port
 
 
-def _of_words(rest: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _of_words(body: str) -> dict[str, str]:
+    values: dict[str, str] = {}
     at = 0
-    text = rest.strip()
+    text = body.strip()
     while at < len(text):
         word = _WORD.match(text, at)
         if word is None:
@@ -119,9 +119,9 @@ def _of_words(rest: str) -> dict[str, str]:
                 "ducklake:postgres:dbname=lake host=db user=me data=s3://bucket/prefix"
             )
         key, quoted, plain = word.groups()
-        found[key] = _ESCAPED.sub(r"\1", plain if quoted is None else quoted)
+        values[key] = _ESCAPED.sub(r"\1", plain if quoted is None else quoted)
         at = word.end()
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in values.items() if value}
 
 
 def _quote_value(value: str) -> str:

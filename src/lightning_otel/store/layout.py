@@ -101,23 +101,23 @@ class Layout:
             # What is recorded with a lake for its store waits here to be published.
             path = text = lake_address(text).local or config.DEFAULT_STORE
         if "://" in text:
-            shown = re.sub("//[^/]*@", "//…@", text.partition("?")[0])  # without a password
-            hint = next((each for name, each in _INSTEAD.items() if name in shown), "")
-            raise ConfigError(f"no engine for {shown!r}; name a local path{hint}")
+            address = re.sub("//[^/]*@", "//…@", text.partition("?")[0])  # without a password
+            hint = next((advice for name, advice in _INSTEAD.items() if name in address), "")
+            raise ConfigError(f"no engine for {address!r}; name a local path{hint}")
         if "\\" in text:
             raise ConfigError(
                 f"DuckDB opens no path with a backslash, as in {text!r}; name another"
             )
         if text == MEMORY:
             raise ConfigError(f"{MEMORY!r} is no place on a disk, as is needed here; name a path")
-        given = Path(path).expanduser()
-        if given.name.endswith(".duckdb.d"):  # the folder of a store names it, too
-            given = given.with_suffix("")
-        if given.suffix != ".duckdb":
-            given = given / "traces.duckdb"
+        target = Path(path).expanduser()
+        if target.name.endswith(".duckdb.d"):  # the folder of a store names it, too
+            target = target.with_suffix("")
+        if target.suffix != ".duckdb":
+            target = target / "traces.duckdb"
         # Absolute, because views embed the paths and programs change their directory.
         self.catalogue = Path(
-            os.path.abspath(given if given.is_absolute() else working_folder() / given)
+            os.path.abspath(target if target.is_absolute() else working_folder() / target)
         )
         self.root = self.catalogue.with_name(self.catalogue.name + ".d")
         self.new = self.root / "new"
@@ -167,9 +167,9 @@ class Layout:
         self.refuse_links()
         if not self.exists():
             # Such as the demo's, which people look for where their own would be.
-            named = [path.with_suffix("") for path in self.catalogue.parent.glob("*.duckdb.d")]
-            beside = [path for path in named if path != self.catalogue and Layout(path).exists()]
-            other = f"there is {min(beside)}: name it with --store; or " if beside else ""
+            stores = [path.with_suffix("") for path in self.catalogue.parent.glob("*.duckdb.d")]
+            rivals = [path for path in stores if path != self.catalogue and Layout(path).exists()]
+            other = f"there is {min(rivals)}: name it with --store; or " if rivals else ""
             if self.root.exists():
                 other = f"{self.root} has no manifest: put its copy back; {other}"
             raise StoreMissingError(
@@ -205,11 +205,11 @@ class Layout:
         add_private(self.root / ".gitignore", b"*\n")
         add_private(self.live / EMPTY_LIVE, b"")
         if not self.exists():
-            made = self._make_file(format_manifest(Manifest()))
+            draft = self._make_file(format_manifest(Manifest()))
             # Linked, not renamed: a settler may have replaced another process's first manifest.
             with contextlib.suppress(FileExistsError):
-                os.link(made, self.manifest_path)
-            made.unlink()
+                os.link(draft, self.manifest_path)
+            draft.unlink()
 
     def read_manifest(self) -> Manifest:
         """Return the manifest as it is now; where it is damaged, as its copy says.
@@ -247,9 +247,9 @@ class Layout:
             if not stat.S_ISREG(status.st_mode):
                 raise ValueError("it is no file")
             stamp = status.st_ino, status.st_size, status.st_mtime_ns
-            known = _parsed.get(path)
-            if known is not None and known[0] == stamp:
-                return known[1]
+            entry = _parsed.get(path)
+            if entry is not None and entry[0] == stamp:
+                return entry[1]
             schema, manifest = parse_manifest(path.read_bytes())
         except FileNotFoundError as exc:
             raise StoreDamagedError(f"{path} is missing; {REPAIR}") from exc
@@ -268,19 +268,19 @@ class Layout:
         names lies on the disk before either is written.
         """
         text = format_manifest(manifest)
-        copy, made = self._make_file(text), self._make_file(text)
+        copy, draft = self._make_file(text), self._make_file(text)
         if before_us is not None and now_us() >= before_us:
             copy.unlink()
-            made.unlink()
+            draft.unlink()
             return False
         put_file(copy, self.manifest_copy)
-        put_file(made, self.manifest_path)
+        put_file(draft, self.manifest_path)
         return True
 
     def _make_file(self, text: bytes) -> Path:
-        made = self.new / f"manifest-{os.getpid()}-{time.time_ns()}-{os.urandom(4).hex()}"
-        write_private(made, text, is_synced=True)
-        return made
+        draft = self.new / f"manifest-{os.getpid()}-{time.time_ns()}-{os.urandom(4).hex()}"
+        write_private(draft, text, is_synced=True)
+        return draft
 
     def list_unsettled(self, manifest: Manifest) -> list[Path]:
         """Segments in ``live/`` that a manifest does not call settled, oldest first."""
@@ -320,10 +320,10 @@ def find_state(store: "SpanStore") -> str | None:
 
     Found without SQLAlchemy, which takes 13 MB. A shared state is taken to be there.
     """
-    named = config.STATE.read() or None
-    if named is not None and "://" in named:
-        return named
-    layout = store.local.layout if named is None else Layout(named)
+    value = config.STATE.read() or None
+    if value is not None and "://" in value:
+        return value
+    layout = store.local.layout if value is None else Layout(value)
     return str(layout.catalogue) if layout is not None and layout.has_state() else None
 
 
@@ -354,6 +354,6 @@ _parsed: dict[Path, tuple[tuple[int, int, int], Manifest]] = {}
 """By path: inode, size and time of change of the manifest parsed last; each is a new file."""
 
 
-def is_settling_due(waiting: Sequence[Path]) -> bool:
+def is_settling_due(segments: Sequence[Path]) -> bool:
     """Return whether enough segments wait for them to be settled: many, or large ones."""
-    return len(waiting) >= WORTHWHILE_SEGMENTS or total_bytes(waiting) >= WORTHWHILE_BYTES
+    return len(segments) >= WORTHWHILE_SEGMENTS or total_bytes(segments) >= WORTHWHILE_BYTES

@@ -139,21 +139,21 @@ def copy_attributes(attributes: Any, stamps: Mapping[str, Any] = NO_BODY) -> dic
     """Return the attributes of a span, event or link as a dict of one's own, and its stamps."""
     # Ten times as fast as dict(), which asks the SDK's mapping for one key after the other.
     try:
-        found = attributes.copy()
+        copy = attributes.copy()
     except AttributeError:
-        found = attributes or ()
-    if type(found) is not dict:
-        found = dict(found)
+        copy = attributes or ()
+    if type(copy) is not dict:
+        copy = dict(copy)
     for key in stamps:
-        if key not in found:
-            found[key] = stamps[key]
-    return found
+        if key not in copy:
+            copy[key] = stamps[key]
+    return copy
 
 
 def _dropped_by_sdk(span: "ReadableSpan") -> dict[str, Any]:
     return {
-        name: {"length": len(kept or ()) + dropped, "kept": len(kept or ())}
-        for name, kept, dropped in (
+        name: {"length": len(items or ()) + dropped, "kept": len(items or ())}
+        for name, items, dropped in (
             ("attributes", span.attributes, span.dropped_attributes),
             ("events", span.events, span.dropped_events),
             ("links", span.links, span.dropped_links),
@@ -214,12 +214,12 @@ def parse_line(line: bytes) -> Record:
     return record
 
 
-def read_records(path: Path, wanted: Sequence[bytes] = (), offset: int = 0) -> Iterator[Record]:
+def read_records(path: Path, texts: Sequence[bytes] = (), offset: int = 0) -> Iterator[Record]:
     """Yield the records of a segment's lines, or of those that hold one of some texts."""
     with path.open("rb") as file:
         file.seek(offset)
         for line in file:
-            if not wanted or any(text in line for text in wanted):
+            if not texts or any(text in line for text in texts):
                 yield parse_line(line)
 
 
@@ -274,7 +274,7 @@ def _cut_line(record: Record) -> bytes:
 
 
 def _list_texts(record: Record) -> list[_Text]:
-    found = [
+    texts = [
         (record, column, BODY_COLUMNS.get(column, column), text)
         for column, text in record.items()
         if type(text) is str
@@ -287,21 +287,21 @@ def _list_texts(record: Record) -> list[_Text]:
         for key, value in holder.items():
             if isinstance(value, (str, list, dict)):
                 text = value if isinstance(value, str) else json_text(value)
-                found.append((holder, key, prefix + key, text))
-    return found
+                texts.append((holder, key, prefix + key, text))
+    return texts
 
 
 def _cut_texts(record: Record, texts: list[_Text], limit: int) -> None:
     attributes = record["attributes"]
     # Of what was cut before, or of the span that this one is a copy of.
-    found = parse_json(attributes.get(c.CUT))
-    note: dict[str, Any] = found if isinstance(found, dict) else {}
+    value = parse_json(attributes.get(c.CUT))
+    note: dict[str, Any] = value if isinstance(value, dict) else {}
     for holder, key, name, text in texts:
         if len(text) > limit:
-            holder[key] = kept = scrub(text[:limit])
-            digest = hashlib.sha256(kept.encode("utf-8", "replace")).hexdigest()
+            holder[key] = prefix = scrub(text[:limit])
+            digest = hashlib.sha256(prefix.encode("utf-8", "replace")).hexdigest()
             length = note.get(name, {}).get("length", len(text))
-            note[name] = {"length": length, "kept": len(kept), "sha256": digest}
+            note[name] = {"length": length, "kept": len(prefix), "sha256": digest}
     if note:
         attributes[c.CUT] = json_text(note)
 
@@ -313,11 +313,11 @@ def _skeleton_line(record: Record) -> bytes:
         name: {"length": len(record.get(name, ())), "kept": 0}
         for name in ("attributes", "events", "links")
     }
-    kept: Record = {
+    skeleton: Record = {
         **{column: record.get(column) for column in ("record", *NARROW_COLUMNS)},
         "attributes": {c.CUT: json_text(note)},
         "events": [],
         "links": [],
         "otel_resource": orjson.Fragment(resource if len(resource) <= _MAX_RESOURCE else b"{}"),
     }
-    return append_checksum(orjson.dumps(kept))
+    return append_checksum(orjson.dumps(skeleton))

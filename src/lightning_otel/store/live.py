@@ -30,19 +30,19 @@ def read_others_records(
 
     Starts without their end are among them. None if some may be settled already.
     """
-    wanted = [mention.encode("utf-8", "replace") for mention in mentions]
-    found: list[Record] = []
+    texts = [mention.encode("utf-8", "replace") for mention in mentions]
+    matches: list[Record] = []
     for path in layout.segments():
         if path.name.startswith(f"{process}-"):
             continue
         with contextlib.suppress(FileNotFoundError):
-            records = read_records(path, wanted) if _is_written_since(path, since_ns) else ()
-            found += [
-                each
-                for each in records
-                if each.get("span_id") and each.get("start_ns", 0) >= since_ns
+            records = read_records(path, texts) if _is_written_since(path, since_ns) else ()
+            matches += [
+                record
+                for record in records
+                if record.get("span_id") and record.get("start_ns", 0) >= since_ns
             ]
-    return None if _is_settled_since(layout, since_ns) else found
+    return None if _is_settled_since(layout, since_ns) else matches
 
 
 def read_whole_records(layout: Layout, since_ns: int) -> list[Record] | None:
@@ -50,29 +50,29 @@ def read_whole_records(layout: Layout, since_ns: int) -> list[Record] | None:
 
     None where the store must be asked: they are large, settled already, damaged or doubled.
     """
-    found: dict[Any, Record] = {}
+    spans: dict[Any, Record] = {}
     segments = [path for path in layout.segments() if _is_written_since(path, since_ns)]
     if total_bytes(segments) > _MOST_BYTES:
         return None
     for path in segments:
-        ended, told = 0, None
+        ended, total = 0, None
         for record in read_records(path):
             get = record.get
             kind, name, counts = get("record"), (get("trace_id"), get("span_id")), get("counts")
             if kind == "span" and get("end_ns") is not None:
-                if name in found and found[name].get("end_ns") is not None:
+                if name in spans and spans[name].get("end_ns") is not None:
                     return None
                 ended += 1
-                found[name] = record
+                spans[name] = record
             elif kind in ("span", "start") and None not in name:
-                found.setdefault(name, record)
+                spans.setdefault(name, record)
             elif kind not in ("count", "seal") or counts is None or counts.keys() - {ENDED}:
                 return None
             else:
-                told = counts.get(ENDED, told)
-        if told not in (None, ended):
+                total = counts.get(ENDED, total)
+        if total not in (None, ended):
             return None
-    return None if _is_settled_since(layout, since_ns) else list(found.values())
+    return None if _is_settled_since(layout, since_ns) else list(spans.values())
 
 
 def _is_settled_since(layout: Layout, since_ns: int) -> bool:

@@ -51,7 +51,7 @@ def find_id(con: "duckdb.DuckDBPyConnection", prefix: str) -> tuple[str, str]:
     check_types({"the id": prefix}, {"the id": str})
     if prefix.startswith(LAST):
         return "rollout", _last_rollout(con, prefix)
-    given, prefix = prefix, _HEX.sub("", prefix)
+    text, prefix = prefix, _HEX.sub("", prefix)
     for noun, column in ID_COLUMNS.items():
         # In order, so that an id that is the prefix itself comes first.
         rows = con.execute(
@@ -59,27 +59,27 @@ def find_id(con: "duckdb.DuckDBPyConnection", prefix: str) -> tuple[str, str]:
             f"ORDER BY id LIMIT {_SHOWN}",
             [prefix],
         ).fetchall()
-        found = [str(row[0]) for row in rows]
-        if found and (len(found) == 1 or found[0] == prefix):
-            return noun, found[0]
-        if found:
+        ids = [str(row[0]) for row in rows]
+        if ids and (len(ids) == 1 or ids[0] == prefix):
+            return noun, ids[0]
+        if ids:
             raise NotFoundError(
-                f"{prefix!r} begins several {noun} ids: {', '.join(found)}; give more of it"
+                f"{prefix!r} begins several {noun} ids: {', '.join(ids)}; give more of it"
             )
-    raise NotFoundError(f"no rollout, trace, span or response id begins with {given!r}")
+    raise NotFoundError(f"no rollout, trace, span or response id begins with {text!r}")
 
 
-def _last_rollout(con: "duckdb.DuckDBPyConnection", named: str) -> str:
-    found = _BEFORE.fullmatch(named)
-    if found is None:
-        raise NotFoundError(f"{named!r} is no rollout; write @last, or @last~1 for the one before")
+def _last_rollout(con: "duckdb.DuckDBPyConnection", text: str) -> str:
+    match = _BEFORE.fullmatch(text)
+    if match is None:
+        raise NotFoundError(f"{text!r} is no rollout; write @last, or @last~1 for the one before")
     # A mere reward may be one for an older rollout, in a trace of its own.
     latest = (
         f"SELECT rollout, max(began) AS began FROM (SELECT {ROLLOUT} AS rollout, "
         f"min(start_ns) AS began FROM spans WHERE NOT {IS_ANNOTATION} "
         "GROUP BY rollout, coalesce(attempt_id, '1')) GROUP BY rollout ORDER BY 2 DESC, 1 DESC"
     )
-    before = int(found[1] or 0)
+    before = int(match[1] or 0)
     for most in (f"LIMIT {before + _MOST_LOOKED_AT}", ""):  # attributes are read of few spans
         rows = con.execute(
             f"SELECT rollout, began FROM ({latest} {most}) WHERE rollout IN (SELECT {ROLLOUT} "
@@ -90,8 +90,8 @@ def _last_rollout(con: "duckdb.DuckDBPyConnection", named: str) -> str:
         ).fetchall()
         if rows:
             return str(rows[0][0])
-    if found[1]:
-        raise NotFoundError(f"the store holds fewer rollouts than {named} asks for")
+    if match[1]:
+        raise NotFoundError(f"the store holds fewer rollouts than {text} asks for")
     raise NotFoundError(
         "the store holds no span yet, so there is no @last; record some: "
         "lightning-otel run -- python agent.py"

@@ -47,32 +47,32 @@ class Maintainer:
         from lightning_otel.store.settle import SettleResult, list_sealed, settle
         from lightning_otel.store.template import ensure_catalogue
 
-        done, layout = SettleResult(), self._layout
+        result, layout = SettleResult(), self._layout
         try:
             if not layout.exists():
-                return done
+                return result
             ensure_catalogue(layout)
             close_own_segment(layout, is_rotation_requested)  # where no line may come for long
-            now_s, waiting = time.monotonic(), list_sealed(layout)
-            if len(waiting) != self._waited:
-                self._waited, self._since_s = len(waiting), now_s
-            is_idle = bool(waiting) and now_s - self._since_s >= IDLE_S
+            now_s, segments = time.monotonic(), list_sealed(layout)
+            if len(segments) != self._waited:
+                self._waited, self._since_s = len(segments), now_s
+            is_idle = bool(segments) and now_s - self._since_s >= IDLE_S
             # With nothing to settle it unlinks what was replaced.
-            done = settle(layout, int(is_idle or is_settling_due(waiting)))
-            self._waited -= done.segments
+            result = settle(layout, int(is_idle or is_settling_due(segments)))
+            self._waited -= result.segments
             with translate_errors(layout, "keep in order"):
-                told = compact_if_needed(layout, config.MAX_SIZE.read())
-            if told:
+                report = compact_if_needed(layout, config.MAX_SIZE.read())
+            if report:
                 log.warning(
                     "%s outgrew %s: its oldest rollouts were dropped, %d spans",
                     layout.catalogue,
                     config.MAX_SIZE.name,
-                    told,
+                    report,
                 )
         except (OSError, duckdb.Error, LightningOtelError) as exc:
             # Once: a disk that is full now is full every few seconds.
             warn_once(f"{layout.catalogue} could not be kept in order: {exc}")
-        return done
+        return result
 
 
 @contextlib.contextmanager

@@ -126,7 +126,7 @@ class Manifest:
     def settled_by(self, time_us: int) -> frozenset[str]:
         """Names of the segments that are settled for whoever begins at this time or later."""
         return frozenset(
-            each.name for each in self.segments if is_in_effect(each.settled_us, time_us)
+            segment.name for segment in self.segments if is_in_effect(segment.settled_us, time_us)
         )
 
     def replace_files(

@@ -93,7 +93,7 @@ def make_parquet(
     file = write_file(con, layout, query, origin, stamp=f"{settled_ns:019d}")
     con.execute("DROP TABLE raw")  # not beside the next one
     name = file.name if file else ""
-    return file, [replace(each, file=name if each.rows else "") for each in segments]
+    return file, [replace(segment, file=name if segment.rows else "") for segment in segments]
 
 
 def _choose_lines(
@@ -122,11 +122,11 @@ def _choose_lines(
     con.execute("CREATE OR REPLACE TABLE held (trace_id VARCHAR, span_id VARCHAR, content UBIGINT)")
     low, high = fetch_row(con, "SELECT min(start_ns), max(start_ns) FROM chosen")
     if low is None or not (
-        near := list_nearby_files(list_readable_files(layout, manifest), low, high)
+        neighbours := list_nearby_files(list_readable_files(layout, manifest), low, high)
     ):
         return
     # Spans that a settled file holds already are not chosen.
-    files = rows_sql(layout, near)
+    files = rows_sql(layout, neighbours)
     # Ids first: what else stands in the files is only read for a span that is there twice.
     con.execute(
         f"""
@@ -190,8 +190,8 @@ def _count_segments(
     names = [column[0] for column in cursor.description]
     counted = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
     gaps = _find_gaps(con) if any(row["damaged"] for row in counted) else {}
-    known = {row["segment"]: _settle_counts(row, gaps.get(row["segment"], 0)) for row in counted}
-    return [known.get(path.name, SettledSegment(path.name, 0)) for path in paths]
+    by_name = {row["segment"]: _settle_counts(row, gaps.get(row["segment"], 0)) for row in counted}
+    return [by_name.get(path.name, SettledSegment(path.name, 0)) for path in paths]
 
 
 def _find_gaps(con: "duckdb.DuckDBPyConnection") -> dict[str, int]:
@@ -222,24 +222,24 @@ def _find_gaps(con: "duckdb.DuckDBPyConnection") -> dict[str, int]:
 
 def _settle_counts(row: Mapping[str, Any], gaps: int) -> SettledSegment:
     damaged, lost, refused = row["damaged"], max(0, row["lost"]), row["refused"]
-    notes = [found for note in row["notes"] or () if isinstance(found := orjson.loads(note), dict)]
+    notes = [value for note in row["notes"] or () if isinstance(value := orjson.loads(note), dict)]
     whole = [
         {k: v for k, v in note.items() if type(v) is int and v in _COUNTABLE} for note in notes
     ]
-    told = n.sum_counts({n.DISK: lost}, *whole)
-    known = row["ended"] + n.count_unstored(told)
+    totals = n.sum_counts({n.DISK: lost}, *whole)
+    certain = row["ended"] + n.count_unstored(totals)
     # A sealed segment says how many ended; of one whose process was killed, each line counts. A
     # damaged line may have been a span's start: then nothing is missing.
-    noted = told.pop(n.ENDED, None)
-    ended = known + (max(damaged, gaps) if damaged else 0) if noted is None else noted + lost
+    noted = totals.pop(n.ENDED, None)
+    ended = certain + (max(damaged, gaps) if damaged else 0) if noted is None else noted + lost
     counts = n.sum_counts(
-        told,
+        totals,
         {
             n.ENDED: ended,
             n.STORED: row["ended"] - refused,
             n.CONFLICT: row["conflicts"],
             n.DUPLICATE: refused - row["conflicts"],
-            n.DAMAGED: max(0, ended - known) if damaged else 0,
+            n.DAMAGED: max(0, ended - certain) if damaged else 0,
         },
     )
     return SettledSegment(row["segment"], 0, damaged, counts=counts, rows=row["kept"])
@@ -249,9 +249,9 @@ def read_accounting(layout: Layout, snapshot: Snapshot | None = None) -> n.Accou
     """Return what became of every span of the store, or of those that a snapshot has."""
     manifest, segments, stored = _read_counts(layout, snapshot)
     counts = n.sum_counts(
-        manifest.counts, *(each.counts for each in (*manifest.segments, *segments))
+        manifest.counts, *(segment.counts for segment in (*manifest.segments, *segments))
     )
-    stored += sum(each.counts.get(n.STORED, 0) for each in segments)
+    stored += sum(segment.counts.get(n.STORED, 0) for segment in segments)
     writer = writers_by_catalogue.get(layout.catalogue)
     unwritten = writer.unwritten_counts() if writer is not None else {}
     return n.make_accounting(
@@ -262,19 +262,19 @@ def read_accounting(layout: Layout, snapshot: Snapshot | None = None) -> n.Accou
 def accounting_by_process(layout: Layout, since_ns: int = 0) -> dict[str, n.Accounting]:
     """Return the same for each process since then with a loss or a segment settled lately."""
     manifest, segments, _ = _read_counts(layout)
-    found: dict[str, dict[str, int]] = {}
-    for each in (*manifest.segments, *segments):
-        found[each.process] = n.sum_counts(found.get(each.process, {}), each.counts)
+    totals: dict[str, dict[str, int]] = {}
+    for segment in (*manifest.segments, *segments):
+        totals[segment.process] = n.sum_counts(totals.get(segment.process, {}), segment.counts)
     writer = writers_by_catalogue.get(layout.catalogue)
     if writer is not None:
-        found[writer.process] = n.sum_counts(
-            found.get(writer.process, {}), writer.unwritten_counts()
+        totals[writer.process] = n.sum_counts(
+            totals.get(writer.process, {}), writer.unwritten_counts()
         )
     return {
         process: n.make_accounting(
             counts, stored=counts.get(n.STORED, 0), pending=counts.get(n.PENDING, 0)
         )
-        for process, counts in sorted(found.items())
+        for process, counts in sorted(totals.items())
         if int(process.split("-")[1]) >= since_ns
     }
 
@@ -283,8 +283,8 @@ def _read_counts(
     layout: Layout, snapshot: Snapshot | None = None
 ) -> tuple[Manifest, list[SettledSegment], int]:
     def count() -> tuple[Manifest, list[SettledSegment], int]:
-        manifest, known = layout.read_manifest(), list_excluded(layout)
-        paths = [path for path in layout.list_unsettled(manifest) if path.name not in known]
+        manifest, excluded = layout.read_manifest(), list_excluded(layout)
+        paths = [path for path in layout.list_unsettled(manifest) if path.name not in excluded]
         lines = ALL_LINES
         if snapshot is not None:
             paths, lines = [path for path in paths if path in snapshot.segments], snapshot.lines

@@ -157,8 +157,8 @@ def write_file(
 def describe_file(con: "duckdb.DuckDBPyConnection", path: Path) -> DataFile:
     """Return the manifest's entry of a whole data file, with its checksum (0.03 s for 14 MB)."""
     numbers = ", ".join(
-        f"coalesce({each}, 0)"
-        for each in ("count(*)", "min(start_ns)", "max(start_ns)", "max(settled_ns)")
+        f"coalesce({expression}, 0)"
+        for expression in ("count(*)", "min(start_ns)", "max(start_ns)", "max(settled_ns)")
     )
     rows, low, high, settled = fetch_row(con, f"SELECT {numbers} FROM {settled_rows_sql([path])}")
     size, checksum = path.stat().st_size, checksum_of(path)

@@ -90,15 +90,15 @@ class Prices:
 
     def cost_of(self, models: Models, tokens: Tokens) -> float | None:
         """Return the cost of a call; None where no price or no count of tokens is known."""
-        given, answered = tokens.input or 0, tokens.output or 0
+        prompt, answered = tokens.input or 0, tokens.output or 0
         fitting = self.list_fitting(models)
-        price = next((each for each in fitting if each.above < max(given, 1)), None)
+        price = next((tier for tier in fitting if tier.above < max(prompt, 1)), None)
         if price is None or tokens.input is tokens.output is None:
             return None
         cached = price.input if price.cached is None else price.cached
         written = price.input if price.written is None else price.written
         # In the order in which SQL adds them, too.
-        plain = (given - tokens.cached - tokens.written) * price.input
+        plain = (prompt - tokens.cached - tokens.written) * price.input
         return (
             plain + tokens.cached * cached + tokens.written * written + answered * price.output
         ) / 1e6
@@ -115,31 +115,31 @@ class Prices:
 
 def _is_like(name: str, pattern: str) -> bool:
     # A pattern costs 0.1 ms to compile, and most begin otherwise.
-    begin, *rest = _GLOB.split(pattern, maxsplit=1)
-    return bool(rest) and name.startswith(begin) and fnmatchcase(name, pattern)
+    begin, *tail = _GLOB.split(pattern, maxsplit=1)
+    return bool(tail) and name.startswith(begin) and fnmatchcase(name, pattern)
 
 
 def read_usage(span: Span, step: Transition | None = None) -> tuple[Models, Tokens]:
     """Return the names of a call's model, and its tokens as its server or its token ids tell."""
     get = span.attributes.get
     ids = (step.prompt_ids, step.response_ids) if step is not None else ((), ())
-    given, answered = (
-        count if type(count) is int else len(known) or None
-        for count, known in zip((get(c.INPUT_TOKENS), get(c.OUTPUT_TOKENS)), ids, strict=True)
+    prompt, answered = (
+        count if type(count) is int else len(token_ids) or None
+        for count, token_ids in zip((get(c.INPUT_TOKENS), get(c.OUTPUT_TOKENS)), ids, strict=True)
     )
     caches = (get(key) for key in (c.CACHED_TOKENS, c.CACHE_CREATION_TOKENS))
     cached, written = (int(text) if (text := str(count)).isdecimal() else 0 for count in caches)
-    cached = min(cached, given or 0)
+    cached = min(cached, prompt or 0)
     names = (get_text(span.attributes, key) for key in (c.RESPONSE_MODEL, c.REQUEST_MODEL))
     answering, requested = names
-    tokens = Tokens(given, answered, cached, min(written, (given or 0) - cached))
+    tokens = Tokens(prompt, answered, cached, min(written, (prompt or 0) - cached))
     return (answering, requested), tokens
 
 
 def add_costs(costs: Iterable[float | None]) -> float | None:
     """Return the sum of the costs that are known; None if none is."""
-    known = [cost for cost in costs if cost is not None]
-    return round(math.fsum(known), _DECIMALS) if known else None
+    numbers = [cost for cost in costs if cost is not None]
+    return round(math.fsum(numbers), _DECIMALS) if numbers else None
 
 
 SUM_COSTS: Final = f"round(fsum(cost), {_DECIMALS})"
@@ -152,13 +152,13 @@ def read_prices() -> Prices:
     Raises:
         ConfigError: The user's file cannot be read, or a row of it is not a price.
     """
-    own = config.PRICES.read()
-    paths = [Path(own), _PRICES] if own else [_PRICES]
+    table = config.PRICES.read()
+    paths = [Path(table), _PRICES] if table else [_PRICES]
     try:
         return _read_tables(tuple((path, path.stat().st_mtime_ns) for path in paths))
     except (OSError, KeyError, TypeError, ValueError, ConfigError) as exc:
         raise ConfigError(
-            f"{config.PRICES.name}={own} is not a table of prices ({exc}); give a CSV file with "
+            f"{config.PRICES.name}={table} is not a table of prices ({exc}); give a CSV file with "
             "the columns model, input and output, per million tokens; cached, written and above "
             "are optional"
         ) from exc

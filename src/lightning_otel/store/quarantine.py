@@ -72,7 +72,7 @@ def find_corrupt_ranges(path: Path, checksum: str) -> list[Range]:
         if (real_size := file.seek(0, os.SEEK_END)) != size or footer > size:
             return [(0, max(real_size, size))]
         blocks = enumerate(_sum_blocks(file, block, size, footer))
-        return [each for n, (each, crc) in blocks if crc != sums[8 * n : 8 * n + 8]]
+        return [block for n, (block, crc) in blocks if crc != sums[8 * n : 8 * n + 8]]
 
 
 def _sum_blocks(file: BinaryIO, block: int, size: int, footer: int) -> Iterator[tuple[Range, str]]:
@@ -89,7 +89,7 @@ def find_corrupt_lines(
     In a closed segment, lines that are no records are found too. Return them, and where the last
     whole line ends.
     """
-    found: list[Range] = []
+    ranges: list[Range] = []
     first = start
     with path.open("rb") as file:
         file.seek(start)
@@ -102,11 +102,11 @@ def find_corrupt_lines(
             while not line.endswith(b"\n") and (more := file.readline(_CHUNK)):
                 end, line = end + len(more), more
             if is_overlong or _is_damaged(line, is_closed=is_closed):
-                found.append((first, end - line.endswith(b"\n")))
+                ranges.append((first, end - line.endswith(b"\n")))
             elif not line.endswith(b"\n"):
                 break  # its process is still writing it
             first = end
-    return found, first
+    return ranges, first
 
 
 def _is_damaged(line: bytes, *, is_closed: bool) -> bool:
@@ -168,10 +168,10 @@ def _read_note(path: Path) -> Note:
 
 def write_note(layout: Layout, note: Note) -> None:
     """Keep a note on disk, in place of an older one of that name."""
-    made = layout.new / f"note-{os.getpid()}-{os.urandom(4).hex()}"
-    write_private(made, orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2), is_synced=True)
+    draft = layout.new / f"note-{os.getpid()}-{os.urandom(4).hex()}"
+    write_private(draft, orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2), is_synced=True)
     make_private(layout.quarantine)
-    os.replace(made, layout.quarantine / (note.name + _NOTE))
+    os.replace(draft, layout.quarantine / (note.name + _NOTE))
 
 
 def list_predecessors(layout: Layout, manifest: Manifest) -> list[DataFile]:
@@ -193,17 +193,17 @@ def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
         return
     manifest = layout.read_manifest()
     listed = {file.name: file for file in manifest.live_files}
-    waiting = {path.name for path in layout.segments()}
+    present = {path.name for path in layout.segments()}
     in_segments, in_files = Counter[str](), Counter[str]()
     for segment in manifest.segments:
-        if segment.name in waiting and segment.file in damaged:
+        if segment.name in present and segment.file in damaged:
             # Of a copy that began while it was written only a part may be there.
             spans = _count_spans(layout.live / segment.name)
             in_segments[segment.file] += min(segment.rows, spans)
     predecessors = {file.name: file for file in list_predecessors(layout, manifest)}
     for file in predecessors.values():
         in_files[file.successor] += file.rows
-    known = {note.name: note.why for note in read_notes(layout)}
+    reasons = {note.name: note.why for note in read_notes(layout)}
     now = now_us()
     for name, why in damaged.items():
         path, entry = layout.data / name, listed.get(name)
@@ -212,7 +212,7 @@ def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
         note = Note(
             name,
             "data file",
-            known.get(name, why),  # the process that moved it knew it better
+            reasons.get(name, why),  # the process that moved it knew it better
             now,
             rows=rows,
             missing=missing,
@@ -222,7 +222,7 @@ def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
         write_note(layout, note)
         with contextlib.suppress(FileNotFoundError):
             os.replace(path, layout.quarantine / name)
-    left = listed.keys() - damaged.keys()
+    intact = listed.keys() - damaged.keys()
     layout.write_manifest(
         replace(
             manifest,
@@ -235,9 +235,9 @@ def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
             ),
             # The spans of the others stand in a file: none of them is read or settled twice.
             segments=tuple(
-                each
-                for each in manifest.segments
-                if each.name not in waiting or each.file in left or not (each.rows or each.file)
+                item
+                for item in manifest.segments
+                if item.name not in present or item.file in intact or not (item.rows or item.file)
             ),
         )
     )

@@ -71,15 +71,15 @@ class Reader(_Connection):
 
         if self._is_within:  # the outer act begins again
             return act()
-        left = _TRIES
+        tries = _TRIES
         while True:
             self._is_within = True
             try:
                 self._follow_snapshot()
                 return act()
             except duckdb.Error as exc:
-                left -= 1
-                if not self._can_recover(exc, is_last=left <= 0):
+                tries -= 1
+                if not self._can_recover(exc, is_last=tries <= 0):
                     raise
             finally:
                 self._is_within = False
@@ -112,8 +112,8 @@ class Reader(_Connection):
         self, query: str, parameters: Sequence[object] = ()
     ) -> Self:
         """Run a query and hold its rows; large results are read with a cursor."""
-        held = self.run(lambda: self.con.execute(query, parameters or None).fetchall())
-        self._rows = iter(held)
+        rows = self.run(lambda: self.con.execute(query, parameters or None).fetchall())
+        self._rows = iter(rows)
         return self
 
     def fetchall(self) -> list[Any]:
@@ -152,10 +152,10 @@ class Reader(_Connection):
 
         if self._layout is None:
             return False
-        before, known = self._snapshot, Snapshot.take(self._layout).excluded
+        before, excluded = self._snapshot, Snapshot.take(self._layout).excluded
         self._forget_snapshot()
-        if found := recover(exc, self._layout):
-            return not known >= found.keys()
+        if damage := recover(exc, self._layout):
+            return not excluded >= damage.keys()
         if not isinstance(exc, duckdb.IOException) or is_last:
             return False
         # Facts that were merged or deleted are read, or computed, anew.

@@ -105,9 +105,9 @@ def _look(layout: Layout) -> tuple[bool, list[Path]]:
 
 
 def _list_strays(layout: Layout, manifest: Manifest) -> list[Path]:
-    named = {file.name for file in manifest.files}
-    made = map(layout.new.joinpath, filter(DATA_NAME.fullmatch, list_names(layout.new)))
-    strays = [path for path in (*layout.data_files(), *made) if path.name not in named]
+    names = {file.name for file in manifest.files}
+    drafts = map(layout.new.joinpath, filter(DATA_NAME.fullmatch, list_names(layout.new)))
+    strays = [path for path in (*layout.data_files(), *drafts) if path.name not in names]
     # What was given up and came back is left where it is.
     noted = {note.name for note in read_notes(layout)} if strays else set()
     return [path for path in strays if path.name not in noted]
@@ -212,7 +212,7 @@ class _Adoption:
     def _adopt(self, stray: _Stray, counts: Mapping[str, int]) -> None:
         layout, manifest, name = self._layout, self._manifest, stray.file.name
         put_file(stray.path, layout.data / name, [stray.path])
-        known = {path.name for path in layout.list_unsettled(manifest)}
+        names = {path.name for path in layout.list_unsettled(manifest)}
         self._manifest = manifest.replace_files(
             {entry.name for entry in manifest.live_files} & set(stray.origin.old),
             stray.file,
@@ -220,7 +220,7 @@ class _Adoption:
             [
                 SettledSegment(segment, 0, file=name if rows else "", rows=rows)
                 for segment, rows in stray.origin.segments.items()
-                if segment in known
+                if segment in names
             ],
             is_whole=stray.origin.is_whole,
             commit_us=now_us(),
@@ -241,9 +241,9 @@ class _Adoption:
 def _sort_by_history(strays: Sequence[_Stray]) -> list[_Stray]:
     """Return files in an order in which each comes after those that it was made from."""
     history: list[_Stray] = []
-    waiting = {stray.file.name: stray for stray in strays}
-    while waiting:
-        first = [name for name in waiting if not waiting.keys() & {*waiting[name].origin.old}]
+    queue = {stray.file.name: stray for stray in strays}
+    while queue:
+        first = [name for name in queue if not queue.keys() & {*queue[name].origin.old}]
         # Of a circle, which nobody of ours made, any comes first.
-        history += [waiting.pop(name) for name in first or [*waiting]]
+        history += [queue.pop(name) for name in first or [*queue]]
     return history

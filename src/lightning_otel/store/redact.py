@@ -115,12 +115,12 @@ def redact(
 
 def read_redactions(layout: Layout) -> list[dict[str, Any]]:
     """Return every redaction, the oldest first; one without an ``ended_ns`` was cut off."""
-    found: dict[str, dict[str, Any]] = {}
+    records: dict[str, dict[str, Any]] = {}
     path = layout.root / RECORDS
     for record in read_records(path) if path.exists() else ():
         if isinstance(record.get("redaction_id"), str):
-            found.setdefault(record["redaction_id"], {}).update(record)
-    return list(found.values())
+            records.setdefault(record["redaction_id"], {}).update(record)
+    return list(records.values())
 
 
 class _Work:
@@ -130,7 +130,7 @@ class _Work:
         self, layout: Layout, rules: Rules, scope: Scope, progress: Progress | None
     ) -> None:
         self._layout, self._rules, self._scope, self._progress = layout, rules, scope, progress
-        same = [f"{ID_COLUMNS[noun]} = {quote_text(each)}" for noun, each in scope]
+        same = [f"{ID_COLUMNS[noun]} = {quote_text(value)}" for noun, value in scope]
         self._where = " OR ".join(same) or "true"
         self.done = RedactResult(redaction_id=f"redaction-{secrets.token_hex(4)}")
         self._redactor = Redactor(rules, self.done.redaction_id)
@@ -148,9 +148,9 @@ class _Work:
         layout = self._layout
         # Never what is looked for itself: a pattern may be the very thing to be forgotten.
         only: dict[str, list[str]] = {}
-        for noun, each in self._scope:
-            only.setdefault(f"{noun}s", []).append(each)
-        begun = {
+        for noun, value in self._scope:
+            only.setdefault(f"{noun}s", []).append(value)
+        start = {
             "redaction_id": self.done.redaction_id,
             "began_ns": time.time_ns(),
             "patterns": len(self._rules.patterns),
@@ -158,7 +158,7 @@ class _Work:
             "secrets": self._rules.secrets,
             "only": only,
         }
-        _write_record(layout, {**begun, "reason": reason, "user": _find_user()})
+        _write_record(layout, {**start, "reason": reason, "user": _find_user()})
         settle_elected(layout)
         files = list_live_files(layout, layout.read_manifest())
         self.done.looked_at = sum(file.rows for file in files)
@@ -177,10 +177,10 @@ class _Work:
         self._end(layout.list_unsettled(layout.read_manifest()))
         wait_until_visible(layout)
         delete_facts(layout.facts)
-        found = asdict(self.done)
+        result = asdict(self.done)
         for name in ("is_gone", "bytes_waiting", "waiting_s"):  # they are not known yet
-            del found[name]
-        _write_record(layout, {**found, "ended_ns": time.time_ns()})
+            del result[name]
+        _write_record(layout, {**result, "ended_ns": time.time_ns()})
 
     def count(self) -> None:
         still_open = removal.list_open_segments(self._layout)
@@ -214,20 +214,20 @@ class _Work:
         if paths:
             lines = ndjson_sql(quote_paths(paths), SEGMENT_COLUMNS)
             self._mask_spans(f"FROM {lines} WHERE {IS_SPAN} AND record <> 'drop'")
-        found = sum(bool(rollout) for rollout, _ in self._found.values())
+        count = sum(bool(rollout) for rollout, _ in self._found.values())
         self._found.clear()
-        return found
+        return count
 
     def _add_found(self, *, is_published: bool) -> None:
-        done, values = self.done, Counter(self.done.values)
+        result, values = self.done, Counter(self.done.values)
         for rollout, counts in self._found.values():
-            done.in_ids += counts.get(IN_ID, 0)
+            result.in_ids += counts.get(IN_ID, 0)
             if rollout:
-                done.spans += 1
-                done.published += is_published
+                result.spans += 1
+                result.published += is_published
                 self._rollouts.add(rollout)
                 values.update({reason: n for reason, n in counts.items() if reason != IN_ID})
-        done.values, done.rollouts = dict(+values), len(self._rollouts)
+        result.values, result.rollouts = dict(+values), len(self._rollouts)
         self._found.clear()
 
     def _step(self, rows: int) -> None:

@@ -83,26 +83,26 @@ def close_segments(
 
     A model call may take a minute in which its process writes nothing.
     """
-    waiting = set(paths).intersection(list_open_segments(layout))
-    for path in waiting:
+    segments = set(paths).intersection(list_open_segments(layout))
+    for path in segments:
         request_rotation(path)
     began_s, limit_s = time.monotonic(), max(CLOSING_S, min(wait_s, settle.GRACE_US / 1e6))
-    while waiting := waiting.intersection(list_open_segments(layout)):
+    while segments := segments.intersection(list_open_segments(layout)):
         past_s = time.monotonic() - began_s
         if past_s >= limit_s:
             break
         if callback is not None and past_s > CLOSING_S:
             callback(limit_s - past_s)
         time.sleep(_CLOSING_STEP_S if past_s < CLOSING_S else _FINISH_STEP_S)
-    return sorted(waiting)
+    return sorted(segments)
 
 
 def wait_for_unlink(layout: Layout, wait_s: float, callback: Callback | None) -> bool:
     """Unlink what was replaced so far, after the readers' grace period; False if it took longer."""
     deadline = time.monotonic() + wait_s
     # With what dead processes began: it is unlinked when it is as old.
-    begun = (layout.new / name for name in list_names(layout.new) if not DATA_NAME.fullmatch(name))
-    old = {*_list_replaced(layout), *begun}
+    drafts = (layout.new / name for name in list_names(layout.new) if not DATA_NAME.fullmatch(name))
+    old = {*_list_replaced(layout), *drafts}
     while True:
         with elect_settler(layout) as is_elected:
             if is_elected:
@@ -120,11 +120,11 @@ def wait_for_unlink(layout: Layout, wait_s: float, callback: Callback | None) ->
 
 def _list_replaced(layout: Layout) -> set[Path]:
     manifest = layout.read_manifest()
-    kept = {file.name for file in manifest.live_files}
-    kept.update(note.name for note in read_notes(layout))
+    names = {file.name for file in manifest.live_files}
+    names.update(note.name for note in read_notes(layout))
     segments = (layout.live / segment.name for segment in manifest.segments)
     return {
-        *(path for path in layout.data_files() if path.name not in kept),
+        *(path for path in layout.data_files() if path.name not in names),
         *(path for path in segments if path.exists()),
     }
 

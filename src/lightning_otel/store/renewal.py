@@ -191,11 +191,11 @@ class _Renewal:
             con.execute("INSERT INTO reading.stale SELECT unnest(?)", [list(rollouts)])
             is_stale = _stale_sql(con)
             placements = place_rewards(con, is_stale)
-            named = {place.target_rollout for place in placements}
-            named.difference_update(_list_values(con, "FROM reading.stale"))
+            targets = {place.target_rollout for place in placements}
+            targets.difference_update(_list_values(con, "FROM reading.stale"))
             if has_facts:
-                named.update(_list_values(con, _DEPENDENT.format(is_stale=is_stale)))
-            rollouts = sorted(named)
+                targets.update(_list_values(con, _DEPENDENT.format(is_stale=is_stale)))
+            rollouts = sorted(targets)
         return placements
 
     def _compute(self, placements: Sequence[Placement]) -> None:
@@ -204,15 +204,15 @@ class _Renewal:
         con = self._con
         create_moved_table(con, placements)
         dependencies = _find_dependencies(placements)
-        known, done = _list_values(con, _KNOWN), set[str]()
+        rollouts, complete = _list_values(con, _KNOWN), set[str]()
         with gc_paused():
             for selection in make_selections(con, _stale_sql(con)):
                 records = list(self._reader.fetch(selection))
                 self._add_rows(records, selection.rollout_ids, dependencies)
-                done.update(selection.rollout_ids)
-                log.info("facts of %d of %d rollouts computed", len(done), len(known))
+                complete.update(selection.rollout_ids)
+                log.info("facts of %d of %d rollouts computed", len(complete), len(rollouts))
         # All that these rollouts hold belongs to others.
-        if empty := [rollout_id for rollout_id in known if rollout_id not in done]:
+        if empty := [rollout_id for rollout_id in rollouts if rollout_id not in complete]:
             self._add_rows((), empty, dependencies)
 
     def _add_rows(
@@ -230,13 +230,13 @@ class _Renewal:
         keys = self._con.execute(_FINGERPRINTS, [list(rollouts)]).fetchall()
         fingerprints = {AttemptKey(*key): fingerprint for *key, fingerprint in keys}
         spans = list(map(build_span, records))
-        asked, known = find_references(spans)
+        references, answers = find_references(spans)
         visible = {
             (record["trace_id"], record["span_id"])
             for record in records
             if record["operation"] in c.CALL_OPERATIONS
         }
-        origins = read_origins(self._reader, asked, known)
+        origins = read_origins(self._reader, references, answers)
         explained = TripletAdapter().explain(spans, origins=origins)
         rows = [
             *make_rows(explained, spans, fingerprints, visible),
@@ -245,7 +245,7 @@ class _Renewal:
                 for rollout_id in rollouts
                 for name in dependencies.get(rollout_id, ())
             ),
-            *_list_references(spans, asked, known),
+            *_list_references(spans, references, answers),
         ]
         # To read an empty column costs as much as one with a value.
         lines = [
@@ -292,20 +292,20 @@ def _find_dependencies(placements: Iterable[Placement]) -> dict[str, set[str]]:
 
 
 def _list_references(
-    spans: Iterable[Span], asked: "set[Reference]", known: "set[Reference]"
+    spans: Iterable[Span], references: "set[Reference]", answers: "set[Reference]"
 ) -> Iterator[Mapping[str, Any]]:
     """Yield what rollouts refer to on a server, and what they tell of it that others ask for."""
     from lightning_otel.adapter.continuations import find_references
 
-    if not asked and all(key == c.RESPONSE_ID for key, _ in known):
+    if not references and all(key == c.RESPONSE_ID for key, _ in answers):
         return
     by_rollout: dict[str, list[Span]] = {}
     for span in spans:
         by_rollout.setdefault(span.rollout_id, []).append(span)
     for rollout_id, members in by_rollout.items():
-        asked, known = find_references(members)
-        for key, name in asked | known:
+        references, answers = find_references(members)
+        for key, name in references | answers:
             is_response = key == c.RESPONSE_ID
-            if not is_response or (key, name) not in known:
+            if not is_response or (key, name) not in answers:
                 shared = {} if is_response else {"name": key}
                 yield {"kind": "dependency", "rollout_id": rollout_id, "dependency": name, **shared}

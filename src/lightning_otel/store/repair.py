@@ -37,7 +37,7 @@ def repair(layout: Layout) -> list[Note]:
         restore_manifest(layout)
         if not layout.is_copy_whole():
             layout.write_manifest(layout.read_manifest())
-        known = {note.name for note in read_notes(layout) if not note.is_open}
+        names = {note.name for note in read_notes(layout) if not note.is_open}
         quarantine_damage(layout)
         absent = list_missing_files(layout, layout.read_manifest())
         quarantine_files(layout, {file.name: "it is missing" for file in absent})
@@ -55,7 +55,7 @@ def repair(layout: Layout) -> list[Note]:
         (layout.root / STAMP).unlink(missing_ok=True)
         wait_until_visible(layout)
     ensure_catalogue(layout)
-    return [note for note in read_notes(layout) if note.name not in known]
+    return [note for note in read_notes(layout) if note.name not in names]
 
 
 def _recover_rows(layout: Layout, note: Note) -> int:
@@ -65,18 +65,18 @@ def _recover_rows(layout: Layout, note: Note) -> int:
     file = note.file or DataFile(note.name, 0, 0, 0, 0, EVER)
     path = layout.quarantine / note.name
     others = list_readable_files(layout, layout.read_manifest())
-    near = list_nearby_files(others, file.min_start_ns, file.max_start_ns)
-    held = f"SELECT 1 FROM {rows_sql(layout, near)} AS other WHERE {same_span_sql('other', 'f')}"
+    peers = list_nearby_files(others, file.min_start_ns, file.max_start_ns)
+    twin = f"SELECT 1 FROM {rows_sql(layout, peers)} AS other WHERE {same_span_sql('other', 'f')}"
     with bounded_connection(layout.new / SPILL) as con:
         rewrite = Rewrite(
             con,
             layout,
             [file],
-            keep=f"{_HAS_IDS} AND NOT EXISTS ({held})",
+            keep=f"{_HAS_IDS} AND NOT EXISTS ({twin})",
             corrupt=find_corrupt_ranges(path, file.checksum) if note.file else (),
         )
         try:
-            made = rewrite.run()
+            copy = rewrite.run()
         except (duckdb.Error, TooWideError):  # its footer is gone, and the places of everything
             return 0
-    return made.rows if made else 0
+    return copy.rows if copy else 0

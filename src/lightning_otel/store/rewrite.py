@@ -120,15 +120,15 @@ class Rewrite:
             return None
         for thrift in SHRINK:
             try:
-                made = self._write_slices(list(self._gather_slices(SLICE_BYTES // thrift)), thrift)
+                file = self._write_slices(list(self._gather_slices(SLICE_BYTES // thrift)), thrift)
             except duckdb.OutOfMemoryException as exc:
                 log.debug("too wide at a thrift of %d: %s", thrift, exc)
                 continue
             if self._is_changed:
                 replace_files(
-                    self._layout, self.files, made, self.counts, keeps_segments=self._is_packed
+                    self._layout, self.files, file, self.counts, keeps_segments=self._is_packed
                 )
-            return made
+            return file
         raise TooWideError
 
     def _gather_slices(self, slice_bytes: int) -> Iterator[Path]:
@@ -142,14 +142,14 @@ class Rewrite:
             "min(number), max(number), count(*) "
             "FROM placed JOIN files USING (file) GROUP BY 1 ORDER BY 1"
         ).fetchall()
-        waiting: list[tuple[int, str]] = []
+        queue: list[tuple[int, str]] = []
         for number, paths, low, high, first, last, rows in slices:
-            held = [file for file in self.files if str(self._folder / file.name) in paths]
+            files = [file for file in self.files if str(self._folder / file.name) in paths]
             where = f"f.start_ns BETWEEN {low} AND {high}"
-            if len(held) == 1:  # other row groups are not read
+            if len(files) == 1:  # other row groups are not read
                 where += f" AND file_row_number BETWEEN {first} AND {last}"
             names = ", ".join(f"f.{name}" for name in COLUMNS)
-            source = settled_rows_sql(self._folder / file.name for file in held)
+            source = settled_rows_sql(self._folder / file.name for file in files)
             spans = self._change_spans(
                 f"(SELECT {names}, coalesce(f.settled_ns, files.settled_ns) AS settled_ns, "
                 f"position FROM {source} AS f JOIN files ON path = filename "
@@ -158,9 +158,9 @@ class Rewrite:
             )
             self._step(rows)
             # Of a file that the transform leaves as it is nothing is written.
-            waiting.append((number, spans))
-            while self._is_changed and waiting:
-                number, spans = waiting.pop(0)
+            queue.append((number, spans))
+            while self._is_changed and queue:
+                number, spans = queue.pop(0)
                 path = self._layout.new / SPILL / f"slice-{token}-{number}.parquet"
                 self._con.execute(
                     f"COPY (SELECT {STORED} FROM {spans} ORDER BY position) "
@@ -311,12 +311,12 @@ class Rewrite:
         )
 
     def _write_slices(self, slices: Sequence[Path], thrift: int) -> DataFile | None:
-        made = None
+        output = None
         if slices:
             names = {file.name for file in self.files}
             manifest = self._layout.read_manifest()
             is_same = self._is_packed and not self.counts
-            made = write_file(
+            output = write_file(
                 self._con,
                 self._layout,
                 f"SELECT {STORED} FROM read_parquet({quote_paths(slices)})",
@@ -337,4 +337,4 @@ class Rewrite:
         for path in slices:
             path.unlink()
         self._step(sum(file.rows for file in self.files))
-        return made
+        return output

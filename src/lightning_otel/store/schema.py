@@ -87,11 +87,11 @@ def set_hot_columns(
 
     A hot column of the wrong type stays empty: DuckDB would step over the whole line.
     """
-    known: Mapping[str, Any] = attributes
+    summary: Mapping[str, Any] = attributes
     if scope != c.SCOPE:
         resource = otel_resource if isinstance(otel_resource, Mapping) else {}
-        known = readers.summary(name, scope, attributes, resource)
-    texts = list(map(known.get, _HOT_TEXTS))
+        summary = readers.summary(name, scope, attributes, resource)
+    texts = list(map(summary.get, _HOT_TEXTS))
     if not _TEXTS.issuperset(map(type, texts)):
         texts = list(map(text_or_none, texts))
     record["operation"], record["agent"], record["provider"], record["response_id"] = texts[:4]
@@ -99,7 +99,7 @@ def set_hot_columns(
         record["operation"] = None  # of a call within it, as the adapter's is_call says
     record["model"] = texts[4] or texts[5]
     record["rollout_id"], record["attempt_id"] = texts[6] or None, texts[7] or None
-    sent, received, reward = map(known.get, _HOT_NUMBERS)
+    sent, received, reward = map(summary.get, _HOT_NUMBERS)
     record["input_tokens"] = sent if type(sent) is int and sent in _INT64 else None
     record["output_tokens"] = received if type(received) is int and received in _INT64 else None
     record["reward"] = None if reward is None else to_number(reward)
@@ -156,13 +156,13 @@ def build_record(span: Span) -> Record:
         "end_sequence": span.end_sequence,
         "attributes": attributes,
         "events": [
-            {"name": each.name, "time_ns": each.time_ns, "attributes": dict(each.attributes)}
-            for each in span.events
+            {"name": event.name, "time_ns": event.time_ns, "attributes": dict(event.attributes)}
+            for event in span.events
         ],
         "links": [
-            {"trace_id": each.trace_id, "span_id": each.span_id,
-             "attributes": dict(each.attributes)}
-            for each in span.links
+            {"trace_id": link.trace_id, "span_id": link.span_id,
+             "attributes": dict(link.attributes)}
+            for link in span.links
         ],
         "otel_resource": resource,
     }  # fmt: skip

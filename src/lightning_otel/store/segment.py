@@ -58,25 +58,25 @@ class Segment:
         """Make and lock the file, and write its first lines; OSError if the store refuses."""
         name = f"{process}-{number:06d}{SEGMENT_SUFFIX}"
         self.path = layout.live / name
-        made = layout.new / name
+        draft = layout.new / name
         self.size_bytes = 0
         self.is_asked_to_close = False
         self.has_final_counts = False
         self._pace = pace
         self._is_torn = False
-        self._descriptor = _out_of_reach(os.open(made, _OPEN_FLAGS, 0o600))
-        give_to_owner(self._descriptor, made)
+        self._descriptor = _out_of_reach(os.open(draft, _OPEN_FLAGS, 0o600))
+        give_to_owner(self._descriptor, draft)
         status = os.fstat(self._descriptor)
         self._identity = status.st_ino, status.st_dev
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _check_locks(made)
+            _check_locks(draft)
             if not self.append(format_reserved_line({}) + lines):
-                raise FileNotFoundError(errno.ENOENT, "somebody removed it", str(made))
-            os.rename(made, self.path)
+                raise FileNotFoundError(errno.ENOENT, "somebody removed it", str(draft))
+            os.rename(draft, self.path)
         except OSError:
             self.close()
-            made.unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
             raise
 
     def append(self, lines: bytes) -> bool:
@@ -160,12 +160,12 @@ _checked: set[Path] = set()
 """Folders whose filesystem was tried."""
 
 
-def _check_locks(made: Path) -> None:
+def _check_locks(draft: Path) -> None:
     """Warn once where a lock keeps nobody out: settlers would take what is still being written."""
-    if made.parent in _checked:
+    if draft.parent in _checked:
         return
-    _checked.add(made.parent)
-    descriptor = os.open(made, os.O_WRONLY | os.O_CLOEXEC)
+    _checked.add(draft.parent)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -175,5 +175,5 @@ def _check_locks(made: Path) -> None:
     log.warning(
         "file locks do not work in %s: spans are lost if anybody reads the store while this "
         "program records; keep it on a local disk, with LIGHTNING_OTEL_STORE",
-        made.parent.parent,
+        draft.parent.parent,
     )

@@ -45,13 +45,13 @@ class Selection:
     def query(self) -> tuple[str, list[Any]]:
         """Return the selection as a SQL query and its parameters."""
         parts = [self] if self.also is None else [self, self.also]
-        found = [part._where_sql() for part in parts]
+        clauses = [part._where_sql() for part in parts]
         # Not one condition with OR: that would keep DuckDB from leaving out whole row groups.
         select = f"SELECT {columns_sql(self.columns)} FROM spans"
-        text = " UNION ALL ".join(f"{select} WHERE {where}" for where, _ in found)
+        text = " UNION ALL ".join(f"{select} WHERE {where}" for where, _ in clauses)
         if self.is_ordered:
             text = f"SELECT * FROM ({text}) ORDER BY start_ns, process, sequence"
-        return text, [value for _, values in found for value in values]
+        return text, [value for _, values in clauses for value in values]
 
     def _where_sql(self) -> tuple[str, list[Any]]:
         terms: list[str] = ["true"]

@@ -91,7 +91,7 @@ def settle_elected(layout: Layout, limit: int | None = None) -> SettleResult:
     restore_manifest(layout)
     release_missing_files(layout)
     sweep(layout)
-    batches, done = list(islice(_list_batches(list_sealed(layout)), limit)), set[str]()
+    batches, names = list(islice(_list_batches(list_sealed(layout)), limit)), set[str]()
     if not batches:
         return SettleResult()
     import duckdb
@@ -102,22 +102,22 @@ def settle_elected(layout: Layout, limit: int | None = None) -> SettleResult:
         with bounded_connection(layout.new / SPILL) as con:
             try:
                 while batches:
-                    made = _settle_batch(con, layout, batches[0])
-                    segments, rows = segments + len(batches.pop(0)), rows + made
-                    files += bool(made)
+                    count = _settle_batch(con, layout, batches[0])
+                    segments, rows = segments + len(batches.pop(0)), rows + count
+                    files += bool(count)
             except duckdb.Error:
-                found = quarantine_damage(layout)
-                if done >= found.keys():
+                damage = quarantine_damage(layout)
+                if names >= damage.keys():
                     raise
-                done |= found.keys()
+                names |= damage.keys()
     return SettleResult(segments, rows, files)
 
 
 def list_sealed(layout: Layout) -> list[Path]:
     """List segments without a writer: sealed, or of this boot and unlocked."""
     boot = read_boot_id()
-    waiting = layout.list_unsettled(layout.read_manifest())
-    return [path for path in waiting if _is_sealed(path, boot)]
+    segments = layout.list_unsettled(layout.read_manifest())
+    return [path for path in segments if _is_sealed(path, boot)]
 
 
 def _is_sealed(path: Path, boot: str) -> bool:
@@ -161,10 +161,10 @@ def _settle_batch(con: "duckdb.DuckDBPyConnection", layout: Layout, batch: Seque
     copy = layout.new / SPILL / f"{os.urandom(8).hex()}.ndjson"
     names = sift_segments(batch, copy)
     sifted = frozenset(names)
-    rest = [path for path in batch if path.name not in sifted]
-    for path in rest:
+    remainder = [path for path in batch if path.name not in sifted]
+    for path in remainder:
         quarantine_lines(layout, path, is_closed=True)
-    lines = sifted_sql(copy, names, rest)
+    lines = sifted_sql(copy, names, remainder)
     file, segments = make_parquet(con, layout, layout.read_manifest(), batch, lines)
     copy.unlink()
     replace_files(layout, (), file, settled=segments)
@@ -192,7 +192,7 @@ def replace_files(
         replaced += [layout.live / segment.name for segment in settled]
         put_file(layout.new / file.name, layout.data / file.name, replaced)
         sync(layout.data)
-    names = {each.name for each in old}
+    names = {file.name for file in old}
     manifest = layout.read_manifest()
     ahead_us, is_written = COMMIT_AHEAD_US, False
     while not is_written:
@@ -265,9 +265,9 @@ def _settle_for_everyone(layout: Layout, manifest: Manifest, before_us: int) -> 
             spent.append(file.name)
     segments: list[SettledSegment] = []
     gone: list[SettledSegment] = []
-    there = {path.name for path in layout.segments()}
+    names = {path.name for path in layout.segments()}
     for segment in manifest.segments:
-        is_there = segment.settled_us or segment.name in there
+        is_there = segment.settled_us or segment.name in names
         (segments if is_there or segment.has_damage else gone).append(segment)
     return replace(
         manifest,

@@ -29,29 +29,29 @@ def sift_segments(paths: Sequence[Path], copy: Path) -> list[str]:
     every line is as written.
     """
     names: list[str] = []
-    with FileIO(copy, "w", opener=partial(os.open, mode=0o600)) as made:
+    with FileIO(copy, "w", opener=partial(os.open, mode=0o600)) as output:
         for path in paths:
-            end = made.tell()
+            end = output.tell()
             try:
-                is_whole = path.stat().st_size <= _MOST_SIFTED and _sift(path, made)
+                is_whole = path.stat().st_size <= _MOST_SIFTED and _sift(path, output)
             except OSError:  # such as no room: the segment itself will do
                 is_whole = False
             if is_whole:
                 names.append(path.name)
             else:
-                made.truncate(end)
-                made.seek(end)
+                output.truncate(end)
+                output.seek(end)
     return names
 
 
-def sifted_sql(copy: Path, names: Sequence[str], rest: Sequence[Path]) -> str:
+def sifted_sql(copy: Path, names: Sequence[str], remainder: Sequence[Path]) -> str:
     """Return a query for the lines of such a file and of other segments, each with its segment."""
-    parts = [segment_lines_sql(lines_sql(rest))] if rest else []
+    parts = [segment_lines_sql(lines_sql(remainder))] if remainder else []
     if names:
-        begun = f"count(CASE WHEN record = {quote_text(copy.name)} THEN 1 END)"
+        mark = f"count(CASE WHEN record = {quote_text(copy.name)} THEN 1 END)"
         parts.append(
             f"SELECT * EXCLUDE (filename, place), [{', '.join(map(quote_text, names))}][place] "
-            f"AS segment FROM (SELECT *, {begun} OVER (ROWS BETWEEN UNBOUNDED PRECEDING AND "
+            f"AS segment FROM (SELECT *, {mark} OVER (ROWS BETWEEN UNBOUNDED PRECEDING AND "
             f"CURRENT ROW) AS place FROM {ndjson_sql(quote_paths([copy]), SEGMENT_COLUMNS)}) "
             f"WHERE record IS DISTINCT FROM {quote_text(copy.name)}"
         )
@@ -63,9 +63,9 @@ def segment_lines_sql(lines: str) -> str:
     return f"SELECT * EXCLUDE (filename), parse_filename(filename) AS segment FROM {lines}"
 
 
-def _sift(path: Path, made: FileIO) -> bool:
+def _sift(path: Path, output: FileIO) -> bool:
     starts: dict[bytes, bytes] = {}
-    kept = [format_control_line(Path(os.fsdecode(made.name)).name)]
+    batch = [format_control_line(Path(os.fsdecode(output.name)).name)]
     with path.open("rb") as file:
         while lines := file.readlines(_CHUNK):
             for line in lines:
@@ -75,14 +75,14 @@ def _sift(path: Path, made: FileIO) -> bool:
                     starts[line[len(_START) : len(_START) + _IDS]] = line
                 else:
                     starts.pop(line[len(_END) : len(_END) + _IDS], None)
-                    kept.append(line)
-            _write(made, kept)
-            kept = []
-    _write(made, [*kept, *starts.values()])
+                    batch.append(line)
+            _write(output, batch)
+            batch = []
+    _write(output, [*batch, *starts.values()])
     return True
 
 
-def _write(made: FileIO, lines: Sequence[bytes]) -> None:
+def _write(output: FileIO, lines: Sequence[bytes]) -> None:
     text = b"".join(lines)
-    if made.write(text) != len(text):
+    if output.write(text) != len(text):
         raise OSError(errno.ENOSPC, "short write, no space left")

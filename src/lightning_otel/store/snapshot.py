@@ -81,7 +81,7 @@ class Snapshot:
         paths = layout.segments()  # first: what is settled meanwhile stands in the manifest
         manifest, now, excluded = layout.read_manifest(), now_us(), list_excluded(layout)
         try:
-            there = list_names(layout.data) - excluded
+            names = list_names(layout.data) - excluded
         except OSError as exc:
             raise StoreError(
                 f"cannot read {layout.catalogue}: {exc}; see: lightning-otel doctor"
@@ -92,7 +92,7 @@ class Snapshot:
             for file in manifest.files
             if is_in_effect(file.added_us, now)
             and (file.dropped_us is None or not is_in_effect(file.dropped_us, now))
-            and file.name in there
+            and file.name in names
         )
         segments = tuple(path for path in paths if path.name not in out)
         size = total_bytes(segments)
@@ -129,8 +129,8 @@ WITH settled AS NOT MATERIALIZED ({settled}), live AS NOT MATERIALIZED ({self.li
     def without(self, segments: Iterable[str]) -> Self:
         """Return the snapshot without some segments, by name."""
         names = frozenset(segments)
-        kept = tuple(path for path in self.segments if path.name not in names)
-        return replace(self, segments=kept, live_bytes=total_bytes(kept))
+        paths = tuple(path for path in self.segments if path.name not in names)
+        return replace(self, segments=paths, live_bytes=total_bytes(paths))
 
 
 def ndjson_sql(paths: str, columns: dict[str, str]) -> str:

@@ -152,7 +152,7 @@ class SpanSource(ABC):
         return Path(folder.name)
 
     def _read(
-        self, con: "Con", names: Names, columns: Names | None, asked: Statement,
+        self, con: "Con", names: Names, columns: Names | None, statement: Statement,
         page: Statement | None,
     ) -> Reader:  # fmt: skip
         self._define_views(con, names, page=page)
@@ -199,7 +199,7 @@ class LocalSource(SpanSource):
         return new_connection()
 
     def _read(
-        self, con: "Con", names: Names, columns: Names | None, asked: Statement,
+        self, con: "Con", names: Names, columns: Names | None, statement: Statement,
         page: Statement | None,
     ) -> Reader:  # fmt: skip
         def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
@@ -267,9 +267,9 @@ def define_views(
         con.execute(f"CREATE OR REPLACE TABLE reading.spans AS {snapshot.spans_sql()}")
         spans = "FROM reading.spans"
     elif snapshot.segments and (is_summary or snapshot.live_bytes <= _HELD_BYTES):
-        held = _SUMMARY if is_summary else ", ".join(COLUMNS)
-        _hold_rows(con, f"SELECT {held} FROM ({snapshot.live_sql()})", layout, files)
-        spans = f"SELECT {held} FROM {rows_sql(layout, files)} UNION ALL FROM reading.live"
+        fields = _SUMMARY if is_summary else ", ".join(COLUMNS)
+        _hold_rows(con, f"SELECT {fields} FROM ({snapshot.live_sql()})", layout, files)
+        spans = f"SELECT {fields} FROM {rows_sql(layout, files)} UNION ALL FROM reading.live"
         is_narrow = is_summary
         if is_summary:
             names = set(names) - {"calls"}  # which would show content
@@ -321,15 +321,15 @@ def _hold_rows(
     files: Sequence[DataFile],
 ) -> None:
     """Hold a query's spans, but those in files, in ``live``: views read segments eight times."""
-    held = "CREATE OR REPLACE TABLE reading.live AS"
-    con.execute(f"{held} {query}")
+    create = "CREATE OR REPLACE TABLE reading.live AS"
+    con.execute(f"{create} {query}")
     times = con.execute("SELECT min(start_ns), max(start_ns) FROM reading.live").fetchall()
     ((low, high),) = times
-    near = list_nearby_files(files, low, high) if low is not None else []
-    if near:  # as a sender does that heard no answer, some may have come once more
+    peers = list_nearby_files(files, low, high) if low is not None else []
+    if peers:  # as a sender does that heard no answer, some may have come once more
         con.execute(
-            f"{held} SELECT live.* FROM reading.live AS live "
-            f"ANTI JOIN {rows_sql(layout, near)} AS settled ON {same_span_sql('settled', 'live')}"
+            f"{create} SELECT live.* FROM reading.live AS live "
+            f"ANTI JOIN {rows_sql(layout, peers)} AS settled ON {same_span_sql('settled', 'live')}"
         )
 
 
@@ -375,7 +375,7 @@ class MemorySource(SpanSource):
         return con
 
     def _read(
-        self, con: "Con", names: Names, columns: Names | None, asked: Statement,
+        self, con: "Con", names: Names, columns: Names | None, statement: Statement,
         page: Statement | None,
     ) -> Reader:  # fmt: skip
         self._define_views(con, names, (self._writer.process,), page=page)

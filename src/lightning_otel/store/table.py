@@ -86,12 +86,12 @@ class Query:
 
     def head(self, count: int) -> list[dict[str, Any]]:
         """Return the first rows, each a dict of columns; only these are sorted or read whole."""
-        return self.take(lambda found: _rows_of(found.limit(count)))
+        return self.take(lambda rows: _rows_of(rows.limit(count)))
 
     def page(self, order: str, limit: int, offset: int) -> tuple[list[dict[str, Any]], int]:
         """Return some rows in an order, which is no user's text, and how many there are in all."""
         return self.take(
-            lambda found: (_rows_of(found.order(order).limit(limit, offset)), _count_rows(found))
+            lambda rows: (_rows_of(rows.order(order).limit(limit, offset)), _count_rows(rows))
         )
 
     def dicts(self) -> Iterator[dict[str, Any]]:
@@ -172,26 +172,26 @@ class Table(Generic[T]):
         count = str(len(rows))
         if len(rows) > _PAGE:
             count = f"the first {_PAGE} of {self._count_in_words()}"
-        shown = [[row.get(name) for name in columns] for row in rows[:_PAGE]]
-        return html.render_table(columns, shown, f"{count} {self._noun}")
+        cells = [[row.get(name) for name in columns] for row in rows[:_PAGE]]
+        return html.render_table(columns, cells, f"{count} {self._noun}")
 
     def _first(self, count: int) -> Iterable[T]:
         return itertools.islice(self, count)
 
     def _count_in_words(self) -> str:
         """Count the rows; where that takes long, tell how many there are at least."""
-        until_s, found = time.monotonic() + _COUNTING_S, 0
+        until_s, count = time.monotonic() + _COUNTING_S, 0
         for number in self._counts() if self._counts is not None else (1 for _ in self):
-            if found and time.monotonic() > until_s:
-                return f"more than {max(found, _PAGE):,}"
-            found += number
-        return f"{found:,}"
+            if count and time.monotonic() > until_s:
+                return f"more than {max(count, _PAGE):,}"
+            count += number
+        return f"{count:,}"
 
     def _as_columns(self, row: T) -> Mapping[str, object]:
         if isinstance(row, Mapping):
             return row
-        held = dataclasses.fields(row) if dataclasses.is_dataclass(row) else ()
-        return {each.name: getattr(row, each.name) for each in held}
+        fields = dataclasses.fields(row) if dataclasses.is_dataclass(row) else ()
+        return {field.name: getattr(row, field.name) for field in fields}
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self._query().__arrow_c_stream__(requested_schema)
@@ -232,8 +232,8 @@ class Table(Generic[T]):
         Raises:
             ConfigError: No file can be made there; what stood there is as it was.
         """
-        with private_file(path) as made:
-            self._query().to_parquet(made)
+        with private_file(path) as draft:
+            self._query().to_parquet(draft)
 
 
 class Spans(Table[Span]):
@@ -252,10 +252,10 @@ class Spans(Table[Span]):
         from lightning_otel.views.picture import draw_trace
         from lightning_otel.views.trace import make_trace
 
-        found = list(itertools.islice(self, _MOST_OUTLINED + 1)) if self._is_one else []
-        if not 0 < len(found) <= _MOST_OUTLINED:
+        spans = list(itertools.islice(self, _MOST_OUTLINED + 1)) if self._is_one else []
+        if not 0 < len(spans) <= _MOST_OUTLINED:
             return super()._repr_html_()
-        return draw_trace(make_trace(found), limit=_DRAWN)
+        return draw_trace(make_trace(spans), limit=_DRAWN)
 
     def _first(self, count: int) -> Iterable[Span]:
         return map(build_span, self._query().head(count))
@@ -322,25 +322,25 @@ class Transitions(Table[Transition]):
         self._report = report
 
 
-def _rows_of(found: "duckdb.DuckDBPyRelation") -> list[dict[str, Any]]:
-    columns = _zoned_as_text(found.types)
-    rows = (found.project(columns) if columns else found).fetchall()
-    return [dict(zip(found.columns, row, strict=True)) for row in rows]
+def _rows_of(relation: "duckdb.DuckDBPyRelation") -> list[dict[str, Any]]:
+    columns = _zoned_as_text(relation.types)
+    rows = (relation.project(columns) if columns else relation).fetchall()
+    return [dict(zip(relation.columns, row, strict=True)) for row in rows]
 
 
-def _count_rows(found: "duckdb.DuckDBPyRelation") -> int:
-    return int(found.aggregate("count(*)").fetchall()[0][0])
+def _count_rows(relation: "duckdb.DuckDBPyRelation") -> int:
+    return int(relation.aggregate("count(*)").fetchall()[0][0])
 
 
 def _zoned_as_text(kinds: Iterable[object]) -> str:
     """List a SELECT's columns, zoned times as text: DuckDB needs pytz for Python's own."""
-    found = [str(kind) for kind in kinds]
-    if not any(_ZONED in kind for kind in found):
+    names = [str(kind) for kind in kinds]
+    if not any(_ZONED in kind for kind in names):
         return ""
     # Within lists, structs and maps as well: only the name of that type is another one.
     return ", ".join(
         f"CAST(#{place} AS {kind.replace(_ZONED, 'VARCHAR')})" if _ZONED in kind else f"#{place}"
-        for place, kind in enumerate(found, 1)
+        for place, kind in enumerate(names, 1)
     )
 
 

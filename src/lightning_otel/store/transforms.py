@@ -59,7 +59,7 @@ def load_transform(name: str) -> Transform:
     folder = os.getcwd()
     sys.path.append(folder)
     try:
-        found = resolve_name(name)
+        value = resolve_name(name)
     except (ImportError, AttributeError, ValueError) as exc:
         raise ConfigError(
             f"cannot load the transform {name!r}: {exc}; write it as module:function"
@@ -67,7 +67,7 @@ def load_transform(name: str) -> Transform:
     finally:
         with contextlib.suppress(ValueError):
             sys.path.remove(folder)
-    return check_transforms([found])[0]
+    return check_transforms([value])[0]
 
 
 def load_transform_lazily(name: str) -> Transform:
@@ -134,20 +134,20 @@ def apply_transforms(record: Record, transforms: Sequence[Transform]) -> tuple[R
     # The resource of a process is kept as ready JSON.
     record["otel_resource"] = orjson.loads(orjson.dumps(record["otel_resource"]))
     before = build_span({"status_message": "", **dict.fromkeys(BODY_COLUMNS), **record})
-    made = None
+    result = None
     # What a transform itself records is not let out.
     if not getattr(_within, "is_entered", False):
         _within.is_entered = True
         try:
             after = before
             for transform in (*global_transforms, *transforms):
-                found = transform(after)
-                if found is None:
+                span = transform(after)
+                if span is None:
                     return None, False
-                if type(found) is not Span:
-                    raise TypeError(f"a transform gives a Span or None, not {type(found).__name__}")
-                after = found
-            made = _make_record(before, after, record)
+                if type(span) is not Span:
+                    raise TypeError(f"a transform gives a Span or None, not {type(span).__name__}")
+                after = span
+            result = _make_record(before, after, record)
         except Exception as exc:  # noqa: BLE001  # a user's function may raise anything
             # Its message may hold what was to be redacted.
             why = exc if isinstance(exc, ConfigError) else type(exc).__name__
@@ -159,12 +159,12 @@ def apply_transforms(record: Record, transforms: Sequence[Transform]) -> tuple[R
             log.debug("a transform failed: %s", type(exc).__name__)
         finally:
             _within.is_entered = False
-    return made or _make_record(before, _empty_span(before), record), made is None
+    return result or _make_record(before, _empty_span(before), record), result is None
 
 
 def _make_record(before: Span, after: Span, record: Record) -> Record:
     """Return the record of a span after its transforms: what it is stays as it was before."""
-    kept = replace(
+    span = replace(
         after,
         trace_id=before.trace_id,
         span_id=before.span_id,
@@ -173,7 +173,7 @@ def _make_record(before: Span, after: Span, record: Record) -> Record:
         end_sequence=before.end_sequence,
         end_ns=None if before.end_ns is None else after.end_ns or before.end_ns,
     )
-    return {**build_record(kept), "record": record["record"]}
+    return {**build_record(span), "record": record["record"]}
 
 
 def _empty_span(span: Span) -> Span:
@@ -183,11 +183,11 @@ def _empty_span(span: Span) -> Span:
         status_message=FAILED if span.status_message else "",
         attributes={key: v if key in _KEPT else FAILED for key, v in span.attributes.items()},
         events=tuple(
-            Event(FAILED, each.time_ns, dict.fromkeys(each.attributes, FAILED))
-            for each in span.events
+            Event(FAILED, event.time_ns, dict.fromkeys(event.attributes, FAILED))
+            for event in span.events
         ),
         links=tuple(
-            replace(each, attributes=dict.fromkeys(each.attributes, FAILED)) for each in span.links
+            replace(link, attributes=dict.fromkeys(link.attributes, FAILED)) for link in span.links
         ),
         otel_resource={},
     )
@@ -205,9 +205,9 @@ def build_drop_record(record: Record) -> Record:
 
 def remove_dropped(records: list[Record]) -> list[Record]:
     """The records without those that take a start back, and without these starts."""
-    gone = {(each["trace_id"], each["span_id"]) for each in records if each["record"] == DROPPED}
+    gone = {(row["trace_id"], row["span_id"]) for row in records if row["record"] == DROPPED}
     return [
-        each
-        for each in records
-        if each["record"] == "span" or (each["trace_id"], each["span_id"]) not in gone
+        row
+        for row in records
+        if row["record"] == "span" or (row["trace_id"], row["span_id"]) not in gone
     ]

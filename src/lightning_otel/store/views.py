@@ -155,8 +155,8 @@ def list_views(con: "duckdb.DuckDBPyConnection", query: str) -> Collection[str]:
 
 def alive_macro_sql(alive: Collection[str]) -> str:
     """Return the macro that tells SQL which processes live, as only their locks do."""
-    known = quote_text("/".join(["", *alive, ""]))
-    return f"CREATE OR REPLACE MACRO is_alive(process) AS contains({known}, '/' || process || '/')"
+    names = quote_text("/".join(["", *alive, ""]))
+    return f"CREATE OR REPLACE MACRO is_alive(process) AS contains({names}, '/' || process || '/')"
 
 
 def create_views(con: "duckdb.DuckDBPyConnection", names: Collection[str]) -> None:

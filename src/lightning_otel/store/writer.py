@@ -86,7 +86,7 @@ class SpanWriter(Journal):
         self._resource: tuple[object, orjson.Fragment] | None = None
 
     def _open_lines(self) -> list[bytes]:
-        return [begun.line for begun in list(self._open.values())]
+        return [entry.line for entry in list(self._open.values())]
 
     def started(
         self,
@@ -102,37 +102,37 @@ class SpanWriter(Journal):
         ids = span.context[:2]
         if 0 in ids:
             return
-        begun = _OpenSpan()
-        begun.sequence = sequence = self._next()
-        begun.stamps, begun.transforms = stamps, transforms
-        begun.began_ns = time.monotonic_ns()
+        entry = _OpenSpan()
+        entry.sequence = sequence = self._next()
+        entry.stamps, entry.transforms = stamps, transforms
+        entry.began_ns = time.monotonic_ns()
         # Before all else: whatever comes, the end is ours, and passes through its transforms.
-        self._open[ids] = begun
+        self._open[ids] = entry
         record: Record | None
-        begun.record = record = build_start_record(
+        entry.record = record = build_start_record(
             span, self.process, sequence, self._resource_of(span), stamps
         )
         if is_written and (transforms or global_transforms):
             record, _ = apply_transforms({**record}, transforms)
         if is_written and record:
-            begun.line = format_line(record)
-            self._append_line(begun.line, 0, may_wait=True)
+            entry.line = format_line(record)
+            self._append_line(entry.line, 0, may_wait=True)
 
     def ended(self, span: "ReadableSpan", body: Mapping[str, str]) -> None:
         """Keep an ended span. One that began in a parent process, or before us, is only counted."""
         if os.getpid() != self.pid:
             self.forget()
         ids = span.context[:2]
-        begun = self._open.pop(ids, None)
-        if begun is None:
+        entry = self._open.pop(ids, None)
+        if entry is None:
             self.count_unstored(n.INVALID_ID if 0 in ids else n.FOREIGN)
         else:
-            self._keep_record(span, body, begun)
+            self._keep_record(span, body, entry)
 
     def stamps_of(self, trace_id: int, span_id: int) -> Mapping[str, AttributeValue] | None:
         """Return the stamps of a span that has not ended, as they were given; None of others."""
-        begun = self._open.get((trace_id, span_id))
-        return None if begun is None else begun.stamps
+        entry = self._open.get((trace_id, span_id))
+        return None if entry is None else entry.stamps
 
     def dismissed(self, span: "ReadableSpan") -> None:
         """Forget a started span that was not written: it is none of those that are counted."""
@@ -150,10 +150,10 @@ class SpanWriter(Journal):
         if not span.context.is_valid:
             self.count_unstored(n.INVALID_ID)
             return
-        begun = _OpenSpan()
-        begun.sequence, begun.transforms = self._next(), transforms
-        begun.stamps = stamps
-        self._keep_record(span, body, begun)
+        entry = _OpenSpan()
+        entry.sequence, entry.transforms = self._next(), transforms
+        entry.stamps = stamps
+        self._keep_record(span, body, entry)
 
     def add(self, span: Span) -> None:
         """Keep a span that is complete already, such as one received or made by hand."""
@@ -185,11 +185,11 @@ class SpanWriter(Journal):
         for span in with_evaluations(spans):
             record = build_record(span)
             if global_transforms:
-                kept, is_failed = apply_transforms(record, ())
-                if kept is None:
+                result, is_failed = apply_transforms(record, ())
+                if result is None:
                     dropped += span.end_ns is not None
                     continue
-                record = kept
+                record = result
                 if is_failed:
                     self._note_count(n.TRANSFORM_FAILED, 1)
             lines.append(format_line(record))
@@ -211,33 +211,33 @@ class SpanWriter(Journal):
         """
         self._forget_if_forked()
         index, offset = since
-        wanted = [mention.encode("utf-8", "replace") for mention in mentions]
+        texts = [mention.encode("utf-8", "replace") for mention in mentions]
         # What waits for the disk is read here; what is written meanwhile comes twice.
-        waiting = [line for line, _ in self._waiting.copy()]
-        lines = self.lines[offset:] if self.layout is None else waiting
-        in_memory = [parse_line(line) for line in lines if any(text in line for text in wanted)]
+        pending = [line for line, _ in self._waiting.copy()]
+        lines = self.lines[offset:] if self.layout is None else pending
+        in_memory = [parse_line(line) for line in lines if any(text in line for text in texts)]
         on_disk: list[Record] = []
         try:
             for number, path in enumerate(self.paths[index:]):
-                on_disk += read_records(path, wanted, 0 if number else offset)
+                on_disk += read_records(path, texts, 0 if number else offset)
         except FileNotFoundError:
             return None
         return [record for record in on_disk + in_memory if "span_id" in record]
 
-    def _keep_record(self, span: "ReadableSpan", body: Mapping[str, str], begun: _OpenSpan) -> None:
+    def _keep_record(self, span: "ReadableSpan", body: Mapping[str, str], entry: _OpenSpan) -> None:
         try:
-            stamps = begun.stamps
+            stamps = entry.stamps
             otel_resource = self._resource_of(span)
-            record = begun.record or build_start_record(
-                span, self.process, begun.sequence, otel_resource, stamps
+            record = entry.record or build_start_record(
+                span, self.process, entry.sequence, otel_resource, stamps
             )
             record["otel_resource"] = otel_resource  # a processor's copy may have another one
             complete_record(record, span, stamps, body, self._next())
-            if begun.began_ns is not None and record["end_ns"] < record["start_ns"]:
+            if entry.began_ns is not None and record["end_ns"] < record["start_ns"]:
                 # The wall clock was set back meanwhile.
-                record["end_ns"] = record["start_ns"] + time.monotonic_ns() - begun.began_ns
-            if (begun.transforms or global_transforms) and not self._transform_record(
-                record, begun.transforms
+                record["end_ns"] = record["start_ns"] + time.monotonic_ns() - entry.began_ns
+            if (entry.transforms or global_transforms) and not self._transform_record(
+                record, entry.transforms
             ):
                 return
             line = format_line(record)
@@ -254,15 +254,15 @@ class SpanWriter(Journal):
 
     def _transform_record(self, record: Record, transforms: Sequence[Transform]) -> bool:
         drop = build_drop_record(record)
-        kept, is_failed = apply_transforms(record, transforms)
-        if kept is None:
+        result, is_failed = apply_transforms(record, transforms)
+        if result is None:
             self._note_unstored(n.TRANSFORM, 1)
             self._append_line(format_control_line(**drop), spans=0)
             return False
         if is_failed:
             self._note_count(n.TRANSFORM_FAILED, 1)
         record.clear()
-        record.update(kept)
+        record.update(result)
         return True
 
     def _resource_of(self, span: "ReadableSpan") -> orjson.Fragment:
@@ -306,13 +306,13 @@ def writer_for(layout: Layout) -> SpanWriter:
 
 def writer_of_open(trace_id: int, span_id: int) -> SpanWriter | None:
     """Return the writer of this process that keeps a span which has not ended yet."""
-    return next((each for each in list(_writers) if (trace_id, span_id) in each._open), None)
+    return next((writer for writer in list(_writers) if (trace_id, span_id) in writer._open), None)
 
 
 def flush_all() -> bool:
     """Write what waits in memory for any store; whether nothing waits any more."""
-    done = [writer.flush() for writer in list(writers_by_catalogue.values())]
-    return all(done)
+    results = [writer.flush() for writer in list(writers_by_catalogue.values())]
+    return all(results)
 
 
 def seal_all() -> None:

@@ -12,32 +12,32 @@ from lightning_otel.types.instants import instant_ns
 _BOUNDS = ("since", "until")
 
 
-def make_source(given: str, *, data: str | None = None) -> SpanSource:
+def make_source(address: str, *, data: str | None = None) -> SpanSource:
     """Return the source that a path, ``:memory:`` or a URL names; nothing is opened or made yet.
 
     Raises:
         ConfigError: The URL is of an engine this version does not know, or cannot be understood.
     """
-    if given == MEMORY:
+    if address == MEMORY:
         return MemorySource()
-    if is_lake(given):
+    if is_lake(address):
         from lightning_otel.store.engines.ducklake import DuckLakeSource
 
-        return DuckLakeSource(lake_address(given, data))
-    if "://" not in given:
-        return LocalSource(Layout(given))
+        return DuckLakeSource(lake_address(address, data))
+    if "://" not in address:
+        return LocalSource(Layout(address))
     from lightning_otel.store.engines import clickhouse, http
 
-    scheme = given.partition("://")[0].lower()
+    scheme = address.partition("://")[0].lower()
     if scheme not in (*clickhouse.SCHEMES, *http.SCHEMES):
-        return LocalSource(Layout(given))  # which names the engines there are
-    parts = urlsplit(given)
+        return LocalSource(Layout(address))  # which names the engines there are
+    parts = urlsplit(address)
     options = parse_qsl(parts.query, keep_blank_values=True)
     # UTC where it names no zone: a URL means the same on every machine.
     bounds = {name: instant_ns(value, name, zone=UTC) for name, value in options if name in _BOUNDS}
-    rest = urlencode([option for option in options if option[0] not in _BOUNDS])
+    query = urlencode([option for option in options if option[0] not in _BOUNDS])
     # Not urlunsplit, which of the path //x makes the host x.
-    url = given.partition("?")[0] + f"?{rest}"
+    url = address.partition("?")[0] + f"?{query}"
     source = http.Server(url) if scheme in http.SCHEMES else clickhouse.ClickHouse(url)
     source.window = Selection(since_ns=bounds.get("since"), until_ns=bounds.get("until"))
     return source

@@ -84,9 +84,9 @@ class ClickHouse(HttpSource):
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep spans that are not there yet."""
-        held = MemorySource()
-        held.add(spans)
-        self.load(held)
+        source = MemorySource()
+        source.add(spans)
+        self.load(source)
 
     def load(self, source: SpanSource) -> int:
         """Write the missing spans, in a table made if need be; return their number."""
@@ -106,13 +106,13 @@ class ClickHouse(HttpSource):
         self, con: "duckdb.DuckDBPyConnection", since_ns: int, until_ns: int, path: Path
     ) -> int:
         within = f"start_ns BETWEEN {since_ns} AND {until_ns}"
-        there = Selection(
+        remote = Selection(
             only=con.execute(f"SELECT trace_id, span_id FROM spans WHERE {within}").fetchall(),
             since_ns=since_ns - SAME_SPAN_NS,
             until_ns=until_ns + SAME_SPAN_NS,
             columns=("trace_id", "span_id"),
         )
-        self.send(there, path)
+        self.send(remote, path)
         con.execute(
             f"CREATE OR REPLACE TEMP TABLE there AS FROM read_parquet({quote_text(str(path))})"
         )
@@ -141,9 +141,9 @@ class ClickHouse(HttpSource):
         )
         if not self._is_there(self._times):
             return selection
-        known, start_s, end_s = map(int, self.run(query).split())
+        count, start_s, end_s = map(int, self.run(query).split())
         # A trace it does not know may be older than that table.
-        if known != len(ids):
+        if count != len(ids):
             return selection
         return replace(selection, since_ns=start_s * 10**9, until_ns=(end_s + 1) * 10**9)
 

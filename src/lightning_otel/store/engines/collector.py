@@ -77,15 +77,15 @@ def table_statements(table: str) -> list[str]:
     lines = [f"{name} {kind}" for name, kind in columns.items()]
     lines += [f"INDEX {name} {of} GRANULARITY 1" for name, of in filters.items()]
     order = "ServiceName, SpanName, toDateTime(Timestamp)"
-    kept = "SETTINGS index_granularity = 8192, ttl_only_drop_parts = 1"
+    settings = "SETTINGS index_granularity = 8192, ttl_only_drop_parts = 1"
     return [
         f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(lines)}) ENGINE = MergeTree "
         f"PARTITION BY toDate(Timestamp) PRIMARY KEY ({order}) "
-        f"ORDER BY ({order}, Timestamp) {kept}",
+        f"ORDER BY ({order}, Timestamp) {settings}",
         f"CREATE TABLE IF NOT EXISTS {times} (TraceId {text}, "
         "Start SimpleAggregateFunction(min, DateTime) CODEC(ZSTD(1)), "
         "End SimpleAggregateFunction(max, DateTime) CODEC(ZSTD(1))) ENGINE = AggregatingMergeTree "
-        f"PARTITION BY toStartOfWeek(Start) ORDER BY TraceId {kept}",
+        f"PARTITION BY toStartOfWeek(Start) ORDER BY TraceId {settings}",
         f"CREATE MATERIALIZED VIEW IF NOT EXISTS {view} TO {times} AS SELECT TraceId, "
         f"min(Timestamp) AS Start, max(Timestamp) AS End FROM {table} WHERE TraceId != '' "
         "GROUP BY TraceId",
@@ -100,8 +100,8 @@ def _attribute_sql(key: str) -> str:
 
 
 def _text_sql(*keys: str) -> str:
-    found = [f"nullIf({_attribute_sql(key)}, '')" for key in keys]
-    return f"coalesce({', '.join(found)})" if len(found) > 1 else found[0]
+    texts = [f"nullIf({_attribute_sql(key)}, '')" for key in keys]
+    return f"coalesce({', '.join(texts)})" if len(texts) > 1 else texts[0]
 
 
 def _from_resource(key: str) -> str:
@@ -209,14 +209,14 @@ def select(table: str, selection: Selection) -> str:
 
     Of several rows with one id the one that begins first counts, of these the shortest.
     """
-    wanted = [f"{_VIEW[column]} AS {column}_" for column in COLUMNS if column in selection.columns]
+    columns = [f"{_VIEW[column]} AS {column}_" for column in COLUMNS if column in selection.columns]
     if REWARD_ATTRIBUTES in selection.columns and "attributes" not in selection.columns:
-        wanted.append(f"if({_JUDGES}, {_VIEW['attributes']}, NULL) AS attributes_")
-    names = [each.rpartition(" AS ")[2] for each in wanted]
+        columns.append(f"if({_JUDGES}, {_VIEW['attributes']}, NULL) AS attributes_")
+    names = [text.rpartition(" AS ")[2] for text in columns]
     # Names of their own: ClickHouse would take ``name`` in a condition for the result's column.
     renamed = ", ".join(f"{name} AS {name.removesuffix('_')}" for name in names)
     return (
-        f"SELECT {renamed} FROM (SELECT {', '.join(wanted)} FROM (SELECT * FROM {table} "
+        f"SELECT {renamed} FROM (SELECT {', '.join(columns)} FROM (SELECT * FROM {table} "
         f"WHERE {_where_sql(selection)} ORDER BY Timestamp, Duration "
         "LIMIT 1 BY TraceId, SpanId))"
     )

@@ -88,9 +88,9 @@ class DuckLakeSource(SpanSource):
                 raise StoreMissingError(_missing_message(self.address))
             check_version(con, self.address)
             # A column that the lake has not got yet is empty.
-            held = {column for table, column in rows if table == "spans"}
+            present = {column for table, column in rows if table == "spans"}
             columns = ", ".join(
-                name if name in held else f"NULL::{kind} AS {name}"
+                name if name in present else f"NULL::{kind} AS {name}"
                 for name, kind in COLUMNS.items()
             )
             # One snapshot for all that is read through a connection: what is published meanwhile
@@ -185,8 +185,8 @@ def _create_storage_secret(con: "duckdb.DuckDBPyConnection") -> None:
         options["ENDPOINT"] = host.rstrip("/")
         options["URL_STYLE"] = "path"
         options["USE_SSL"] = "false" if scheme == "http" else "true"
-    told = "".join(f", {name} {quote_text(value)}" for name, value in options.items() if value)
-    con.execute(f"CREATE SECRET lake_storage (TYPE s3{told})")
+    settings = "".join(f", {name} {quote_text(value)}" for name, value in options.items() if value)
+    con.execute(f"CREATE SECRET lake_storage (TYPE s3{settings})")
 
 
 @contextmanager
@@ -197,12 +197,12 @@ def translate_errors(address: LakeAddress, verb: str = "read") -> Iterator[None]
     try:
         yield
     except duckdb.Error as exc:
-        text = found = " ".join(str(exc).split())
+        text = message = " ".join(str(exc).split())
         storage = config.object_storage()
         for secret in (address.password, storage.secret, storage.token, storage.key_id):
             text = text.replace(secret, "***") if secret else text
         # A cause would show the secret that its text holds.
-        cause = exc if text == found else None
+        cause = exc if text == message else None
         if "creating a new DuckLake is explicitly disabled" in text:
             raise StoreMissingError(_missing_message(address)) from cause
         if "data_path is not set" in text:
@@ -231,7 +231,7 @@ def check_version(con: "duckdb.DuckDBPyConnection", address: LakeAddress) -> Non
 
 def _selection_bounds(selection: Selection) -> tuple[str, str]:
     parts = [selection] if selection.also is None else [selection, selection.also]
-    ids = sorted({each for part in parts for each in part.trace_ids})
+    ids = sorted({trace_id for part in parts for trace_id in part.trace_ids})
     traces, times = "true", ["true"]
     if all(part.trace_ids for part in parts) and len(ids) <= _MOST_LITERALS:
         traces = f"trace_id IN ({', '.join(map(quote_text, ids))})"

@@ -106,7 +106,7 @@ class Server(HttpSource):
 
     def send(self, selection: Selection, path: Path) -> None:
         """Write the selected spans to a Parquet file."""
-        names = [each.name for each in fields(Selection) if each.name != "also"]
+        names = [field.name for field in fields(Selection) if field.name != "also"]
         selection = replace(selection, columns=list(selection.columns))
         body = orjson.dumps({name: getattr(selection, name) for name in names})
         with (
@@ -141,7 +141,7 @@ class Server(HttpSource):
         with self._post(self._path + ADD_PATH, body, _PROTOBUF) as answer:
             kind, text = answer.headers.get_content_type(), answer.read()
         try:
-            found = ExportTraceServiceResponse.FromString(text).partial_success
+            partial = ExportTraceServiceResponse.FromString(text).partial_success
             is_receipt = kind == _PROTOBUF
         except DecodeError:
             is_receipt = False
@@ -150,9 +150,9 @@ class Server(HttpSource):
                 f"{self.name} did not say whether it keeps the spans; try again: what comes twice "
                 "counts once"
             )
-        if found.error_message:
-            reasons.add(found.error_message)
-        return int(found.rejected_spans)
+        if partial.error_message:
+            reasons.add(partial.error_message)
+        return int(partial.rejected_spans)
 
     def _make_headers(self) -> dict[str, str]:
         token = self._token or config.TOKEN.read()

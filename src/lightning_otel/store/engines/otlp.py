@@ -100,12 +100,12 @@ def encode_span(span: Span, *, with_content: bool) -> trace_pb2.Span:
 
 def _encode_id(text: str, size: int) -> bytes:
     try:
-        found = bytes.fromhex(text)
+        data = bytes.fromhex(text)
     except ValueError:
-        found = b""
-    if len(found) != size or not any(found):
+        data = b""
+    if len(data) != size or not any(data):
         raise UnsendableError(f"{text[:40]!r} is no id of {size} bytes")
-    return found
+    return data
 
 
 def _encode_attributes(attributes: Mapping[str, Any]) -> list[KeyValue]:

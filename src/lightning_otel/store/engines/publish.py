@@ -85,12 +85,12 @@ def publish(
         planned = _plan_publications(layout, is_rest_included=is_rest_included)
         files = layout.read_manifest().live_files
         with translate_errors(address, "publish into"):
-            for left in reversed(range(_TRIES)):
+            for tries in reversed(range(_TRIES)):
                 try:
                     with _open_lake(layout, address, publisher) as con:
                         query = f"SELECT publication FROM {PUBLISHED} WHERE publisher = ?"
-                        there = {name for (name,) in con.execute(query, [publisher]).fetchall()}
-                        for publication in sorted(planned - there):
+                        present = {name for (name,) in con.execute(query, [publisher]).fetchall()}
+                        for publication in sorted(planned - present):
                             put[publication] = _put_publication(con, layout, publisher, publication)
                     break
                 except duckdb.Error as exc:
@@ -99,11 +99,11 @@ def publish(
                     is_conflict = "Failed to initialize DuckLake" in str(exc) or isinstance(
                         exc, duckdb.TransactionException | duckdb.CatalogException
                     )
-                    if not left or not is_conflict:
+                    if not tries or not is_conflict:
                         raise
                     time.sleep(random.uniform(0.05, 0.5))
-    waiting = sum(file.rows for file in files if not file.publication)
-    return PublishResult(sum(put.values()), sum(map(bool, put.values())), waiting)
+    pending = sum(file.rows for file in files if not file.publication)
+    return PublishResult(sum(put.values()), sum(map(bool, put.values())), pending)
 
 
 @contextlib.contextmanager
@@ -126,11 +126,11 @@ def _plan_publications(layout: Layout, *, is_rest_included: bool) -> set[str]:
     with hold_settler_lock(layout, _WAIT_S):
         manifest = layout.read_manifest()
         names = {file.name: file.publication for file in manifest.live_files}
-        waiting = [file for file in manifest.live_files if not file.publication]
-        while waiting:
+        queue = [file for file in manifest.live_files if not file.publication]
+        while queue:
             group, rows = list[str](), 0
-            while waiting and rows < ENOUGH_ROWS:
-                file = waiting.pop(0)
+            while queue and rows < ENOUGH_ROWS:
+                file = queue.pop(0)
                 group.append(file.name)
                 rows += file.rows
             if rows >= LEAST_ROWS or is_rest_included:
@@ -152,32 +152,32 @@ def _open_lake(
     if address.data and "://" not in address.data:
         Path(normalize_folder(address.data)).mkdir(mode=0o700, parents=True, exist_ok=True)
     application = f"lightning-otel publish {publisher}"
-    own = f"{application} {secrets.token_hex(4)}"
+    identity = f"{application} {secrets.token_hex(4)}"
     spill = layout.root / "publish"
     shutil.rmtree(spill, ignore_errors=True)
-    with attach_lake(address, application=own, is_read_only=False) as con:
+    with attach_lake(address, application=identity, is_read_only=False) as con:
         con.execute("SET threads = 1")
         con.execute(f"SET memory_limit = '{_MEMORY}'")
         con.execute(f"SET temp_directory = {quote_text(str(spill))}")
         con.execute("SET ducklake_max_retry_count = 50")
-        _end_predecessors(con, application, own)
+        _end_predecessors(con, application, identity)
         for table, columns in ((SPANS, COLUMNS), (PUBLISHED, _PUBLISHED_COLUMNS)):
             kinds = [f"{name} {kind}" for name, kind in columns.items()]
             con.execute(f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(kinds)})")
-            held = {row[0] for row in con.execute(f"DESCRIBE {table}").fetchall()}
+            present = {row[0] for row in con.execute(f"DESCRIBE {table}").fetchall()}
             for name, kind in columns.items():  # which a lake of an earlier version lacks
-                if name not in held:
+                if name not in present:
                     con.execute(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {name} {kind}")
         check_version(con, address)
         yield con
 
 
-def _end_predecessors(con: "duckdb.DuckDBPyConnection", application: str, own: str) -> None:
+def _end_predecessors(con: "duckdb.DuckDBPyConnection", application: str, identity: str) -> None:
     """End what an earlier publisher left running in PostgreSQL: its commit may outlive it."""
     ended = (
         "SELECT count(pg_terminate_backend(pid)) AS n FROM pg_stat_activity "
         "WHERE datname = current_database() "
-        f"AND application_name LIKE '{application}%' AND application_name <> '{own}'"
+        f"AND application_name LIKE '{application}%' AND application_name <> '{identity}'"
     )
     query = f"SELECT n FROM postgres_query('{POSTGRES}', {quote_text(ended)})"
     deadline = time.monotonic() + _WAIT_S
@@ -222,8 +222,8 @@ def _write_files(
     """Write a publication's files as one; False if retention has taken all of them away."""
     import duckdb
 
-    made = place if "://" in place else f"{place}.part"
-    for left in reversed(range(_TRIES)):
+    target = place if "://" in place else f"{place}.part"
+    for tries in reversed(range(_TRIES)):
         live = layout.read_manifest().live_files
         files = [file for file in live if file.publication == publication]
         if not files:
@@ -233,7 +233,7 @@ def _write_files(
         try:
             con.execute(
                 f"COPY (SELECT {', '.join(COLUMNS)} FROM {rows_sql(layout, files)} {order}) "
-                f"TO {quote_text(made)} (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, "
+                f"TO {quote_text(target)} (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, "
                 f"ROW_GROUP_SIZE 20480, KV_METADATA {{schema: '{SCHEMA_VERSION}'}})"
             )
             break
@@ -241,10 +241,10 @@ def _write_files(
             # Compaction puts others in their place, and takes them away a minute later.
             if isinstance(error := explain(exc, layout), StoreDamagedError):
                 raise error from exc
-            if not left or all((layout.data / file.name).exists() for file in files):
+            if not tries or all((layout.data / file.name).exists() for file in files):
                 raise
-    if made != place:
-        sync(Path(made))
-        os.replace(made, place)
+    if target != place:
+        sync(Path(target))
+        os.replace(target, place)
         sync(Path(place).parent)
     return True

@@ -48,12 +48,12 @@ class RemoteSource(SpanSource):
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """Return the selected spans; a connection tells when the rollouts wanted took place."""
-        own = self._open()
+        connection = self._open()
         for part in (replace(selection, also=None), selection.also):
             if part is not None:
-                self._load_selection(own, add_time_bounds(part, con))
+                self._load_selection(connection, add_time_bounds(part, con))
         ordered = Selection(is_ordered=selection.is_ordered, columns=selection.columns)
-        return Query(own, *ordered.query())
+        return Query(connection, *ordered.query())
 
     def writer(self) -> SpanWriter:
         """Refuse: there is none."""
@@ -68,22 +68,22 @@ class RemoteSource(SpanSource):
         return con
 
     def _read(
-        self, con: "Con", names: Names, columns: Names | None, asked: Statement,
+        self, con: "Con", names: Names, columns: Names | None, statement: Statement,
         page: Statement | None,
     ) -> Reader:  # fmt: skip
-        if columns is None and asked[0]:
+        if columns is None and statement[0]:
             self._define_views(con, names, may_compute=False)
-            columns = _columns_of(con, *asked)
+            columns = _columns_of(con, *statement)
         columns = tuple(COLUMNS) if columns is None else (*columns, REWARD_ATTRIBUTES)
         self._load_selection(con, Selection(columns=columns))
-        return super()._read(con, names, columns, asked, page)
+        return super()._read(con, names, columns, statement, page)
 
     def _load_selection(self, con: "duckdb.DuckDBPyConnection", selection: Selection) -> None:
         import duckdb
 
         both = (selection, self.window)
-        since = [each.since_ns for each in both if each.since_ns is not None]
-        until = [each.until_ns for each in both if each.until_ns is not None]
+        since = [part.since_ns for part in both if part.since_ns is not None]
+        until = [part.until_ns for part in both if part.until_ns is not None]
         selection = replace(
             selection,
             is_ordered=False,
