@@ -76,8 +76,8 @@ class Composition:
         check_types({"weights": self.weights, "gates": self.gates}, Composition.__annotations__)
         if not self.weights:
             raise ConfigError("a composition needs weights, such as {'correct': 1.0}")
-        for given in (self.weights, self.gates, {"floor": self.floor}):
-            for name, number in given.items():
+        for table in (self.weights, self.gates, {"floor": self.floor}):
+            for name, number in table.items():
                 if to_number(number) is None:
                     raise ConfigError(f"{name!r} is {number!r}; give a finite number")
 
@@ -104,13 +104,13 @@ class Composition:
             return whole
         shut = dict.fromkeys(self.weights, self.floor)
         parts = [shut if self._is_shut(rewards) else rewards for rewards in group]
-        found = [0.0] * len(group)
+        totals = [0.0] * len(group)
         for name, weight in self.weights.items():
             having = [index for index, rewards in enumerate(parts) if name in rewards]
             scaled = standardise([parts[index][name] for index in having])
             for index, number in zip(having, scaled, strict=True):
-                found[index] += weight * number
-        return [None if one is None else sum_ for one, sum_ in zip(whole, found, strict=True)]
+                totals[index] += weight * number
+        return [None if one is None else sum_ for one, sum_ in zip(whole, totals, strict=True)]
 
     def _is_shut(self, rewards: Mapping[str, float]) -> bool:
         return any(name in rewards and rewards[name] < least for name, least in self.gates.items())
@@ -187,12 +187,12 @@ class Estimate(NamedTuple):
 
 def last_rewards(outcomes: Iterable[Outcome]) -> dict[str, float]:
     """Return the reward of each rollout that has one: its last attempt's."""
-    last = {each.key.rollout_id: each for each in sorted(outcomes, key=_attempt_order)}
-    return {name: each.value for name, each in last.items() if each.value is not None}
+    last = {outcome.key.rollout_id: outcome for outcome in sorted(outcomes, key=_attempt_order)}
+    return {name: outcome.value for name, outcome in last.items() if outcome.value is not None}
 
 
-def _attempt_order(each: Outcome) -> tuple[int, AttemptKey]:
-    return each.start_ns, each.key
+def _attempt_order(outcome: Outcome) -> tuple[int, AttemptKey]:
+    return outcome.start_ns, outcome.key
 
 
 def group_of(spans: Sequence[Span], group_by: GroupBy | None) -> str:
@@ -200,8 +200,8 @@ def group_of(spans: Sequence[Span], group_by: GroupBy | None) -> str:
     if group_by in (STATE, PROMPT):
         group_by = None
     if callable(group_by):
-        named = group_by(spans)
-        return "" if named is None else str(named)
+        group = group_by(spans)
+        return "" if group is None else str(group)
     if group_by is not None:
         return _read_task(spans, group_by)
     rollout = [span for span in spans if span.name == c.SPAN_ROLLOUT]
@@ -230,22 +230,22 @@ def estimate_advantages(
     Raises:
         ConfigError: The estimator does not give one finite number for each reward.
     """
-    every = sorted(outcomes, key=_attempt_order)
-    latest = {each.key.rollout_id: each for each in every}
-    found: dict[AttemptKey, Estimate] = {}
+    attempts = sorted(outcomes, key=_attempt_order)
+    latest = {outcome.key.rollout_id: outcome for outcome in attempts}
+    estimates: dict[AttemptKey, Estimate] = {}
     groups: dict[str, list[Outcome]] = {}
-    for each in every:
-        if each is not latest[each.key.rollout_id]:
-            found[each.key] = Estimate(each.group_id, None, OTHER_ATTEMPT)
-        elif each.value is None:
-            found[each.key] = Estimate(each.group_id, None, each.reason)
-        elif each.has_steps:
-            groups.setdefault(each.group_id, []).append(each)
+    for outcome in attempts:
+        if outcome is not latest[outcome.key.rollout_id]:
+            estimates[outcome.key] = Estimate(outcome.group_id, None, OTHER_ATTEMPT)
+        elif outcome.value is None:
+            estimates[outcome.key] = Estimate(outcome.group_id, None, outcome.reason)
+        elif outcome.has_steps:
+            groups.setdefault(outcome.group_id, []).append(outcome)
     for group_id, members in groups.items():
         values, reason = _compare_members(group_id, members, how, compose)
-        for each, value in zip(members, values, strict=True):
-            found[each.key] = Estimate(group_id, value, reason)
-    return _estimate_steps(groups, found, how, compose) if how.group_by == STATE else found
+        for outcome, value in zip(members, values, strict=True):
+            estimates[outcome.key] = Estimate(group_id, value, reason)
+    return _estimate_steps(groups, estimates, how, compose) if how.group_by == STATE else estimates
 
 
 def _estimate_steps(
@@ -262,15 +262,15 @@ def _estimate_steps(
             text = f"{group_id} {step.group_id}".encode("utf-8", "replace")
             state = group_id and f"state-{sha256(text).hexdigest()[:16]}"
             if step.value is None:
-                known = Estimate(state, None, NO_STEP_REWARD)
-                by_step.setdefault(step.key, {})[ids] = known
+                estimate = Estimate(state, None, NO_STEP_REWARD)
+                by_step.setdefault(step.key, {})[ids] = estimate
             else:
                 states.setdefault(state, []).append((ids, step))
     for state, steps in states.items():
         values, reason = _compare_members(state, [step for _, step in steps], how, compose)
         for (ids, step), value in zip(steps, values, strict=True):
             by_step.setdefault(step.key, {})[ids] = Estimate(state, value, reason)
-    return {key: known._replace(steps=by_step.get(key, {})) for key, known in estimates.items()}
+    return {key: entry._replace(steps=by_step.get(key, {})) for key, entry in estimates.items()}
 
 
 def _compare_members(
@@ -284,14 +284,14 @@ def _compare_members(
     elif len(members) < 2:
         reason = ALONE
     else:
-        rewards: Iterable[float | None] = [each.value for each in members]
+        rewards: Iterable[float | None] = [outcome.value for outcome in members]
         if isinstance(compose, Composition):
-            rewards = compose.of_group([each.rewards for each in members])
+            rewards = compose.of_group([outcome.rewards for outcome in members])
         values = [value for value in rewards if value is not None]
         with contextlib.suppress(OverflowError):
-            found = _compute_advantages(values, how)
-            if all(map(math.isfinite, found)):
-                return found, ""
+            results = _compute_advantages(values, how)
+            if all(map(math.isfinite, results)):
+                return results, ""
         reason = TOO_LARGE
     return [None] * len(members), reason
 
@@ -299,14 +299,14 @@ def _compare_members(
 def _compute_advantages(values: Sequence[float], how: Advantage) -> Sequence[float]:
     if not callable(how.estimator):
         return NAMED[how.estimator](values)
-    given = [to_number(value) for value in how.estimator(values)]
-    found = [value for value in given if value is not None]
-    if len(found) != len(values) or len(given) != len(values):
+    results = [to_number(value) for value in how.estimator(values)]
+    numbers = [value for value in results if value is not None]
+    if len(numbers) != len(values) or len(results) != len(values):
         raise ConfigError(
-            f"the advantage function gave {given!r:.200} for {len(values)} rewards; "
+            f"the advantage function gave {results!r:.200} for {len(values)} rewards; "
             "return one finite number for each"
         )
-    return found
+    return numbers
 
 
 def standardise(values: Sequence[float]) -> list[float]:
@@ -351,21 +351,21 @@ def stamp_steps(
     steps: dict[tuple[AttemptKey, str], set[int]] = {}
     for key, path in keyed:
         steps.setdefault((key, path.agent), set()).update(map(id, path.transitions))
-    made: dict[int, Transition] = {}
-    found: list[Trajectory] = []
+    copies: dict[int, Transition] = {}
+    results: list[Trajectory] = []
     dropped: dict[object, Dropped] = {}
     for key, path in keyed:
         whole = estimates.get(key, Estimate("", None, CAME_LATER))
         weight = 1 / len(steps[key, path.agent])
         for step in path.transitions:
             ids = step.trace_id, step.span_id
-            known = whole.steps.get(ids, whole)
-            if known.reason:
-                lost = Dropped(step.span_id, step.trace_id, "advantage", known.reason)
+            estimate = whole.steps.get(ids, whole)
+            if estimate.reason:
+                lost = Dropped(step.span_id, step.trace_id, "advantage", estimate.reason)
                 dropped.setdefault(ids if whole.steps else key, lost)
-            if id(step) not in made:  # one that several paths share stays one
-                made[id(step)] = replace(
-                    step, group_id=known.group_id, advantage=known.advantage, weight=weight
+            if id(step) not in copies:  # one that several paths share stays one
+                copies[id(step)] = replace(
+                    step, group_id=estimate.group_id, advantage=estimate.advantage, weight=weight
                 )
-        found.append(replace(path, transitions=tuple([made[id(s)] for s in path.transitions])))
-    return found, list(dropped.values())
+        results.append(replace(path, transitions=tuple([copies[id(s)] for s in path.transitions])))
+    return results, list(dropped.values())

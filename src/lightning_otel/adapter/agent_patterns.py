@@ -57,9 +57,9 @@ def is_tracked(agent: str, patterns: object) -> bool:
     return any(isinstance(pattern, str) and matches(agent, pattern) for pattern in patterns)
 
 
-def check_patterns(given: str | Iterable[str], option: str = "track_only") -> list[str]:
+def check_patterns(value: str | Iterable[str], option: str = "track_only") -> list[str]:
     """Return an option's patterns, in order; ConfigError if one is no valid text."""
-    patterns = [given] if isinstance(given, str) else list(given)
+    patterns = [value] if isinstance(value, str) else list(value)
     for pattern in patterns:
         _check_pattern(pattern, option)
     return patterns
@@ -78,23 +78,23 @@ def _check_pattern(pattern: object, option: str) -> None:
             ) from exc
 
 
-def resources_text(given: object, outer: object = None) -> str:
+def resources_text(resources: object, outer: object = None) -> str:
     """Return the resources as stamped on spans, before those of ``outer``; ConfigError if unfit."""
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"resources is {given!r}; write {{agent: {{resource: version}}}}")
-    found: dict[str, dict[str, object]] = {}
-    for pattern, versions in given.items():
+    if not isinstance(resources, Mapping):
+        raise ConfigError(f"resources is {resources!r}; write {{agent: {{resource: version}}}}")
+    table: dict[str, dict[str, object]] = {}
+    for pattern, versions in resources.items():
         _check_pattern(pattern, "resources")
         if not isinstance(versions, Mapping) or not all(isinstance(key, str) for key in versions):
             raise ConfigError(
                 f"resources of {pattern!r} are {versions!r}; write {{resource: version}}, "
                 'and {"*": {…}} for all agents'
             )
-        found[pattern] = dict(versions)
+        table[pattern] = dict(versions)
     for pattern, versions in _parse_resources(outer).items() if isinstance(outer, str) else ():
-        found[pattern] = {**versions, **found.get(pattern, {})}
+        table[pattern] = {**versions, **table.get(pattern, {})}
     try:
-        text = json.dumps(found, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(table, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as exc:
         raise ConfigError(
             f"resources cannot be written as JSON ({exc}); give versions as text"
@@ -104,18 +104,18 @@ def resources_text(given: object, outer: object = None) -> str:
 
 @lru_cache(maxsize=64)
 def _parse_resources(text: str) -> dict[str, dict[str, object]]:
-    found = parse_json(text)
-    if not isinstance(found, dict):
+    table = parse_json(text)
+    if not isinstance(table, dict):
         return {}
-    return {pattern: held for pattern, held in found.items() if isinstance(held, dict)}
+    return {pattern: versions for pattern, versions in table.items() if isinstance(versions, dict)}
 
 
 @lru_cache(maxsize=256)
 def _resources_of(agent: str, text: str) -> dict[str, str]:
     versions: dict[str, object] = {}
-    for pattern, held in _parse_resources(text).items():
+    for pattern, defaults in _parse_resources(text).items():
         if matches(agent, pattern):
-            versions = {**held, **versions}
+            versions = {**defaults, **versions}
     return {name: _version_text(versions[name]) for name in sorted(versions)}
 
 

@@ -110,8 +110,8 @@ class Assembly:
         links = trajectories.link_calls(self._tree, self._steps, self._histories)
         conversations = {
             position: (*asker, first)
-            for asker, own in links.items()
-            for position, first in zip(own.positions, own.conversations, strict=True)
+            for asker, group in links.items()
+            for position, first in zip(group.positions, group.conversations, strict=True)
         }
         placement = credit.place_rewards(
             self._tree, self._steps, self._others, rewards, adapter.credit, conversations
@@ -120,7 +120,7 @@ class Assembly:
             is_lost = reason == NO_CALL_BEFORE and self._is_after_lost(reward)
             self._drop_span(reward.span, "reward", NO_STEP_BEFORE if is_lost else reason)
         outcome = self._make_outcome(placement)
-        found = trajectories.make_trajectories(
+        results = trajectories.make_trajectories(
             self._key,
             self._tree,
             self._steps,
@@ -135,12 +135,12 @@ class Assembly:
             Credited(
                 rewards[position].span.span_id,
                 rewards[position].span.trace_id,
-                tuple([self._steps[call].span.span_id for call in own]),
+                tuple([self._steps[call].span.span_id for call in members]),
                 by,
             )
-            for position, own, by in sorted(placement.placed)
+            for position, members, by in sorted(placement.placed)
         ]
-        return Adaptation(found, self._make_report(placement, found), credited, (outcome,))
+        return Adaptation(results, self._make_report(placement, results), credited, (outcome,))
 
     def leave_out(self, reason: str) -> Adaptation:
         """No trajectory, and the reason for every call and reward."""
@@ -156,10 +156,10 @@ class Assembly:
 
     def _drop_unknown(self, calls: Sequence[int]) -> None:
         tree = self._tree
-        found = [
-            i for i, each in enumerate(tree.spans) if each.scope != c.SCOPE and seems_call(each)
+        records = [
+            i for i, span in enumerate(tree.spans) if span.scope != c.SCOPE and seems_call(span)
         ]
-        for position in tree.apart(found, calls) if found else ():
+        for position in tree.apart(records, calls) if records else ():
             self._recorded += 1
             self._drop_call(position, UNKNOWN, tree.spans[position])
 
@@ -225,23 +225,23 @@ class Assembly:
     def _hash_histories(self) -> None:
         latest: dict[str, KnownHistory] = {}
         for position, call in self._steps.items():
-            earlier = latest.get(call.agent, histories.NO_HISTORY)
-            history = histories.hash_history(call.observation, call.action, earlier)
+            prefix = latest.get(call.agent, histories.NO_HISTORY)
+            history = histories.hash_history(call.observation, call.action, prefix)
             latest[call.agent] = call.observation, history.prefixes
             self._histories[position] = history
 
     def _follow_messages(self) -> None:
         tree = self._tree
-        told = (
+        pairs = (
             []
             if tree.is_counted
             else branches.order_by_messages(tree, self._steps, self._histories)
         )
-        if told:
-            self._tree, moved = rebuild_tree(tree, told)
+        if pairs:
+            self._tree, moved = rebuild_tree(tree, pairs)
             self._steps = dict(sorted((moved[i], call) for i, call in self._steps.items()))
             self._histories = {moved[i]: history for i, history in self._histories.items()}
-            self._others = {moved[i]: moved[kept] for i, kept in self._others.items()}
+            self._others = {moved[i]: moved[original] for i, original in self._others.items()}
             self._failed = [moved[i] for i in self._failed]
             self._lost = [moved[i] for i in self._lost]
 
@@ -255,24 +255,24 @@ class Assembly:
         )
 
     def _find_rewards(self) -> dict[int, Reward]:
-        found = {}
+        rewards = {}
         for position, span in enumerate(self._tree.spans):
             reward = read_reward(span)
             if isinstance(reward, Reward):
-                found[position] = reward
+                rewards[position] = reward
             elif reward is not None:
                 self._drop_span(span, "reward", reward)
-        return found
+        return rewards
 
     def _compose_rewards(self, placement: Placement) -> dict[int, float]:
-        found: dict[int, float] = {}
-        for position, named in placement.rewards.items():
-            value, reason = advantages.compose_rewards(self._adapter.compose, named)
+        values: dict[int, float] = {}
+        for position, numbers in placement.rewards.items():
+            value, reason = advantages.compose_rewards(self._adapter.compose, numbers)
             if value is None:
                 self._drop_span(self._steps[position].span, "composition", reason)
             else:
-                found[position] = value
-        return found
+                values[position] = value
+        return values
 
     def _make_outcome(self, placement: Placement) -> Outcome:
         """Sum the attempt's reward over its steps, before any discount.
@@ -293,15 +293,15 @@ class Assembly:
             bool(self._steps),
         )
 
-    def _make_report(self, placement: Placement, found: Iterable[Trajectory]) -> Report:
-        paths = (path.transitions for path in found)
+    def _make_report(self, placement: Placement, results: Iterable[Trajectory]) -> Report:
+        paths = (path.transitions for path in results)
         steps = {id(step): step for path in paths for step in path}.values()
         passed = credit.count_passed_over(self._tree, placement.placed, self._lost)
         return count_steps(
             list(steps),
             spans=len(self._tree.spans),
             calls=self._recorded,
-            rewards=len(placement.placed) + sum(each.noun == "reward" for each in self._dropped),
+            rewards=len(placement.placed) + sum(drop.noun == "reward" for drop in self._dropped),
             rewards_placed=len(placement.placed),
             dropped=tuple(self._dropped),
             repairs=self._repairs,

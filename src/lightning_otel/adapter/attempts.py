@@ -45,52 +45,52 @@ class Attempts(NamedTuple):
 
 def sort_attempts(spans: Iterable[Span]) -> Attempts:
     """Sort spans into attempts, and set those apart that have the ids of others."""
-    kept, others = _drop_repeated(spans)
+    records, others = _drop_repeated(spans)
     members: dict[AttemptKey, list[Span]] = {}
     rewards: list[Span] = []
-    for span in _withdraw_rewards(kept):
+    for span in _withdraw_rewards(records):
         if may_move(span):
             rewards.append(span)
         else:
             members.setdefault(AttemptKey(span.rollout_id, span.attempt_id), []).append(span)
     if rewards:
         _add_rewards(members, rewards)
-    begun = {key: min(span.start_ns for span in own) for key, own in members.items()}
-    members = {key: members[key] for key in sorted(members, key=lambda key: (begun[key], key))}
+    starts = {key: min(span.start_ns for span in group) for key, group in members.items()}
+    members = {key: members[key] for key in sorted(members, key=lambda key: (starts[key], key))}
     # Rewards that name no rollout, alone.
-    alone = [key for key, own in members.items() if all(map(_is_lone, own))]
-    waiting = [span for key in alone for span in members.pop(key)]
-    waiting.sort(key=lambda span: (_record_rank(span), span.trace_id, span.span_id))
+    alone = [key for key, group in members.items() if all(map(_is_lone, group))]
+    strays = [span for key in alone for span in members.pop(key)]
+    strays.sort(key=lambda span: (_record_rank(span), span.trace_id, span.span_id))
     repeated: dict[AttemptKey, list[Span]] = {}
     if others:
-        owner = {(span.trace_id, span.span_id): key for key, own in members.items() for span in own}
+        owner = {(s.trace_id, s.span_id): key for key, group in members.items() for s in group}
         for span in sorted(others, key=_record_rank):
             if key := owner.get((span.trace_id, span.span_id)):
                 repeated.setdefault(key, []).append(span)
-    return Attempts(members, repeated, waiting)
+    return Attempts(members, repeated, strays)
 
 
 def _drop_repeated(spans: Iterable[Span]) -> tuple[list[Span], list[Span]]:
     """Return each span once, an ended record rather than another; and others with their ids."""
-    found: dict[tuple[str, ...], Span] = {}
+    unique: dict[tuple[str, ...], Span] = {}
     rivals: dict[tuple[str, ...], list[Span]] = {}
     for span in spans:
         key: tuple[str, ...] = (span.trace_id, span.span_id)
         if not has_id(span.span_id):
             key = (*key, _dump_span(span))
-        held = found.setdefault(key, span)
-        if held is not span:
-            rivals.setdefault(key, [held]).append(span)
+        record = unique.setdefault(key, span)
+        if record is not span:
+            rivals.setdefault(key, [record]).append(span)
     others: list[Span] = []
     for key, records in rivals.items():
         by_start: dict[int, Span] = {}
         for span in sorted(records, key=lambda span: (*_record_rank(span), _dump_span(span))):
             by_start.setdefault(span.start_ns, span)
-        found[key], *rest = sorted(by_start.values(), key=_record_rank)
-        others += rest
+        unique[key], *repeats = sorted(by_start.values(), key=_record_rank)
+        others += repeats
     # Those without an id have nothing else to be told apart by where they start at one instant.
-    nameless = [found.pop(key) for key in sorted(key for key in found if len(key) > 2)]
-    return [*found.values(), *nameless], others
+    nameless = [unique.pop(key) for key in sorted(key for key in unique if len(key) > 2)]
+    return [*unique.values(), *nameless], others
 
 
 def _dump_span(span: Span) -> str:
@@ -125,16 +125,16 @@ def _is_lone(span: Span) -> bool:
 
 
 def _withdraw_rewards(spans: list[Span]) -> list[Span]:
-    kept = [span for span in spans if not _is_retraction(span)]
-    if len(kept) == len(spans):
+    results = [span for span in spans if not _is_retraction(span)]
+    if len(results) == len(spans):
         return spans
-    named = {
-        read_links(each.attributes).get(c.LINK_SPAN_ID) for each in spans if _is_retraction(each)
+    targets = {
+        read_links(span.attributes).get(c.LINK_SPAN_ID) for span in spans if _is_retraction(span)
     }
-    for place, span in enumerate(kept):
-        if span.span_id in named and _is_lone(span):
-            kept[place] = replace(span, attributes=Retracted(span.attributes))
-    return kept
+    for place, span in enumerate(results):
+        if span.span_id in targets and _is_lone(span):
+            results[place] = replace(span, attributes=Retracted(span.attributes))
+    return results
 
 
 def _is_retraction(span: Span) -> bool:
@@ -157,33 +157,33 @@ _Name = tuple[str, str | None]
 
 
 def _add_rewards(groups: dict[AttemptKey, list[Span]], rewards: Sequence[Span]) -> None:
-    named = [_linked_name(reward) for reward in rewards]
-    own = [AttemptKey(reward.rollout_id, reward.attempt_id) for reward in rewards]
-    wanted = {*named, *((c.ROLLOUT_ID, key.rollout_id) for key in own)}
+    names = [_linked_name(reward) for reward in rewards]
+    keys = [AttemptKey(reward.rollout_id, reward.attempt_id) for reward in rewards]
+    lookups = {*names, *((c.ROLLOUT_ID, key.rollout_id) for key in keys)}
     places: dict[_Name, list[tuple[int, AttemptKey]]] = {}  # when attempts came to hold them
     for key, members in groups.items():
-        begun = []
+        starts = []
         for span in members:
             if _is_bare(span):
                 continue
-            begun.append(span.start_ns)
+            starts.append(span.start_ns)
             response_id = get_text(span.attributes, c.RESPONSE_ID)
             for name in ((c.LINK_SPAN_ID, span.span_id), (c.RESPONSE_ID, response_id)):
-                if name in wanted:
+                if name in lookups:
                     places.setdefault(name, []).append((span.start_ns, key))
-        if begun and (rollout := (c.ROLLOUT_ID, key.rollout_id)) in wanted:
-            places.setdefault(rollout, []).append((min(begun), key))
-    holders = {name: {key for _, key in held} for name, held in places.items()}
-    for held in places.values():
-        held.sort()
-    for reward, name, key in zip(rewards, named, own, strict=True):
+        if starts and (rollout := (c.ROLLOUT_ID, key.rollout_id)) in lookups:
+            places.setdefault(rollout, []).append((min(starts), key))
+    holders = {name: {key for _, key in group} for name, group in places.items()}
+    for group in places.values():
+        group.sort()
+    for reward, name, key in zip(rewards, names, keys, strict=True):
         if key not in holders.get(name, ()):
-            found = places.get(name)
-            if found is None and get_text(reward.attributes, c.ATTEMPT_ID) is None:
-                found = places.get((c.ROLLOUT_ID, key.rollout_id))
-            if found:  # the latest before the reward, else the first
-                before = bisect_right(found, reward.start_ns, key=lambda place: place[0])
-                key = found[max(before - 1, 0)][1]
+            entries = places.get(name)
+            if entries is None and get_text(reward.attributes, c.ATTEMPT_ID) is None:
+                entries = places.get((c.ROLLOUT_ID, key.rollout_id))
+            if entries:  # the latest before the reward, else the first
+                before = bisect_right(entries, reward.start_ns, key=lambda place: place[0])
+                key = entries[max(before - 1, 0)][1]
         groups.setdefault(key, []).append(reward)
 
 

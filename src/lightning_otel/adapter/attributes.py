@@ -37,10 +37,10 @@ def to_number(value: object) -> float | None:
     if type(value) is bool or not issubclass(type(value), (int, float)):
         return None
     try:
-        found = float(value)  # type: ignore[arg-type]  # a number by its type
+        number = float(value)  # type: ignore[arg-type]  # a number by its type
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return number if math.isfinite(number) else None
 
 
 def has_id(span_id: str) -> bool:
@@ -56,11 +56,11 @@ def finish_reason(reasons: object) -> str | None:
 
 def link_pairs(attributes: Attributes) -> tuple[tuple[str, str], ...]:
     """Return a span's links: each matched key with its value."""
-    found: list[tuple[str, str]] = []
-    while (key := attributes.get(f"{c.LINK_PREFIX}.{len(found)}.key_match")) is not None:
-        value = attributes.get(f"{c.LINK_PREFIX}.{len(found)}.value_match", "")
-        found.append((to_text(key), matched_text(value)))
-    return tuple(found)
+    pairs: list[tuple[str, str]] = []
+    while (key := attributes.get(f"{c.LINK_PREFIX}.{len(pairs)}.key_match")) is not None:
+        value = attributes.get(f"{c.LINK_PREFIX}.{len(pairs)}.value_match", "")
+        pairs.append((to_text(key), matched_text(value)))
+    return tuple(pairs)
 
 
 def read_links(attributes: Attributes) -> dict[str, str]:

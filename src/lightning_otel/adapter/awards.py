@@ -144,14 +144,14 @@ def award_calls(claims: Iterable[Claim], order: Mapping[int, Precedence]) -> Pla
         return precedence.rank, claim.is_ruled, precedence
 
     placement = Placement()
-    named: dict[int, dict[str, tuple[Precedence, float, Source]]] = {}
+    awards: dict[int, dict[str, tuple[Precedence, float, Source]]] = {}
     sums: dict[str, dict[Source, float]] = {}
     for claim in sorted(claims, key=rank):
         reward, shares = claim.reward, _share_reward(claim)
-        free = _find_free(shares, named)
+        free = _find_free(shares, awards)
         if shares and not free and c.REWARD_AUTHOR in reward.span.attributes:
             shares = _share_reward(_name_author(claim))
-            free = _find_free(shares, named)
+            free = _find_free(shares, awards)
         if not free or (reward.steps and len(free) < len(shares)):
             placement.unplaced.append((reward, _explain(claim, is_rival=bool(shares))))
             continue
@@ -163,14 +163,14 @@ def award_calls(claims: Iterable[Claim], order: Mapping[int, Precedence]) -> Pla
                     precedence = precedence._replace(
                         rank=max(precedence.rank, OTHER), is_further=True, name=name
                     )
-                named.setdefault(call, {})[name] = precedence, number, source
+                awards.setdefault(call, {})[name] = precedence, number, source
                 sums.setdefault(name, {})[source] = number
         calls = tuple([share.call for share in free])
         placement.placed.append(
             Placed(claim.position, calls, "sequence" if reward.steps else claim.by)
         )
     earned: dict[Source, float] = {}
-    for call, numbers in named.items():
+    for call, numbers in awards.items():
         ordered = sorted(numbers.values())
         placement.rewards[call] = {precedence.name: number for precedence, number, _ in ordered}
         _, number, source = ordered[0]
@@ -180,9 +180,9 @@ def award_calls(claims: Iterable[Claim], order: Mapping[int, Precedence]) -> Pla
     return placement
 
 
-def _find_free(shares: Iterable[_Share], named: Mapping[int, Mapping[str, Any]]) -> list[_Share]:
+def _find_free(shares: Iterable[_Share], awards: Mapping[int, Mapping[str, Any]]) -> list[_Share]:
     """Return the shares of calls that have no reward of their names."""
-    return [share for share in shares if named.get(share.call, {}).keys().isdisjoint(share.values)]
+    return [share for share in shares if awards.get(share.call, {}).keys().isdisjoint(share.values)]
 
 
 def _name_author(claim: Claim) -> Claim:

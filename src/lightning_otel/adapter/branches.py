@@ -74,40 +74,40 @@ class Links:
         pairs = zip(self.before, self.is_compacted, strict=True)
         before = [NONE if is_compacted else previous for previous, is_compacted in pairs]
         followed = set(before)
-        found = []
+        paths = []
         for leaf in range(len(before)):
             if leaf in followed:
                 continue
             path = [leaf]
             while before[path[-1]] != NONE:
                 path.append(before[path[-1]])
-            found.append(path[::-1])
-        return found
+            paths.append(path[::-1])
+        return paths
 
     def _is_plain(self, call: int) -> bool:
         return self.is_continued[call] != 0 and self.before[call] == self._latest[call]
 
-    def _is_over(self, earlier: int, later: int) -> bool:
+    def _is_over(self, first: int, second: int) -> bool:
         tree, positions = self._tree, self.positions
-        return tree.ends[positions[earlier]] <= tree.starts[positions[later]]
+        return tree.ends[positions[first]] <= tree.starts[positions[second]]
 
     def _sweep(self) -> Iterator[tuple[int, Sequence[int]]]:
         ends, positions = self._tree.ends, self.positions
         by_end = sorted(range(len(positions)), key=lambda call: (ends[positions[call]], call))
         finished = 0
         for call in range(len(positions)):
-            begun = finished
+            start = finished
             while by_end[finished] < call and self._is_over(by_end[finished], call):
                 finished += 1
-            yield call, by_end[begun:finished]
+            yield call, by_end[start:finished]
 
     def _continue_histories(self) -> None:
         hashes = self.hashes
-        every = {left for hashed in hashes for left in hashed.left}
+        answers = {answer for hashed in hashes for answer in hashed.left}
         lengths = [
             0
-            if every.isdisjoint(hashed.prefixes)
-            else histories.longest_prefix(hashed.prefixes, every)
+            if answers.isdisjoint(hashed.prefixes)
+            else histories.longest_prefix(hashed.prefixes, answers)
             for hashed in hashes
         ]
         ends = {
@@ -119,20 +119,20 @@ class Links:
             hashed.given for hashed in hashes if ends and not ends.isdisjoint(hashed.left)
         }
         tails = Tails(self.calls, lengths, self._identities)
-        left: dict[int, int] = {}
+        owners: dict[int, int] = {}
         for call, ended in self._sweep():
             for other in ended:
-                left.update(dict.fromkeys(hashes[other].left, other))
+                owners.update(dict.fromkeys(hashes[other].left, other))
                 tails.add(other, self.before[other], self._shared[other])
             prefixes = hashes[call].prefixes
-            length = histories.longest_prefix(prefixes, left) if lengths[call] else 0
+            length = histories.longest_prefix(prefixes, owners) if lengths[call] else 0
             previous = tails.find(call, length)
             if previous != NONE:
                 self.is_doubtful[call] = call in tails.doubtful
             elif length:
                 end, latest = prefixes[length - 1], self._latest[call]
                 is_latest = latest != NONE and end in hashes[latest].left
-                previous = latest if is_latest else left[end]
+                previous = latest if is_latest else owners[end]
                 self._shared[call] = length
             if previous != NONE:
                 self.before[call], self.is_continued[call] = previous, 1
@@ -143,39 +143,39 @@ class Links:
         grown = {root for call, root in enumerate(self._root) if call != root}
         is_mixed = _are_mixed(root for root in self._root if root in grown)
         remarks = Remarks(self.calls, self.hashes, self._identities)
-        given: dict[int, int] = {}
-        earlier: set[object] = set()
+        prompts: dict[int, int] = {}
+        groups: set[object] = set()
         over: set[object] = set()
-        around = NONE  # the latest call of a conversation that goes on
+        host = NONE  # the latest call of a conversation that goes on
         for call, ended in self._sweep():
             for other in ended:
                 if self.hashes[other].prefixes:
-                    given[self.hashes[other].given] = other
+                    prompts[self.hashes[other].given] = other
                 if final[self._root[other]] == other and self._root[other] in grown:
                     over.add(self._identities.group(other))
                 is_grown = self._root[other] in grown
-                own = self.conversations[other]
-                remarks.add(other, own, self._shared[other], is_grown=is_grown)
+                thread = self.conversations[other]
+                remarks.add(other, thread, self._shared[other], is_grown=is_grown)
             previous = self.before[call]
-            again = shortened = NONE
+            repeat = shortened = NONE
             if previous == NONE:
-                again = self._find_repeated(call, given)
-            if again == NONE and not self._are_marks:
-                own = NONE if previous == NONE else self.conversations[previous]
-                if own == NONE or remarks.latest_of(own) != previous:
+                repeat = self._find_repeated(call, prompts)
+            if repeat == NONE and not self._are_marks:
+                thread = NONE if previous == NONE else self.conversations[previous]
+                if thread == NONE or remarks.latest_of(thread) != previous:
 
-                    def is_over(latest: int, call: int = call, own: int = own) -> bool:
-                        if own != NONE:
-                            is_own = self.conversations[latest] == own
+                    def is_over(latest: int, call: int = call, thread: int = thread) -> bool:
+                        if thread != NONE:
+                            is_own = self.conversations[latest] == thread
                             return is_own and remarks.is_smaller(call, latest)
                         return self._is_over(final[self._root[latest]], call)
 
                     shortened = remarks.find(call, self._shared[call], is_over)
-            if again != NONE:
-                self.repeats[call] = again
-                self.is_compacted[call] = self.is_compacted[again]
-                self.before[call] = self.before[again]
-                self.conversations[call] = self.conversations[again]
+            if repeat != NONE:
+                self.repeats[call] = repeat
+                self.is_compacted[call] = self.is_compacted[repeat]
+                self.before[call] = self.before[repeat]
+                self.conversations[call] = self.conversations[repeat]
             elif shortened != NONE:
                 self.is_compacted[call] = remarks.is_smaller(call, shortened)
                 self.is_continued[call] = 0
@@ -184,21 +184,21 @@ class Links:
             elif previous == NONE:
                 is_lone = grown.isdisjoint((call, self._root[self._latest[call]]))
                 if grown:  # what repeats nothing beside them may be a tool's, within one of them
-                    is_inside = around != NONE and final[self._root[around]] > call
+                    is_inside = host != NONE and final[self._root[host]] > call
                     is_lone = (
-                        is_lone and is_inside and self._identities[around] == self._identities[call]
+                        is_lone and is_inside and self._identities[host] == self._identities[call]
                     )
-                self._begin(call, earlier, over, is_lone=is_lone and not is_mixed)
-            if again == NONE:
+                self._begin(call, groups, over, is_lone=is_lone and not is_mixed)
+            if repeat == NONE:
                 before = self.before[call]
                 self.conversations[call] = call if before == NONE else self.conversations[before]
             if not self.is_continued[call]:
-                earlier.add(self._identities.group(call))
+                groups.add(self._identities.group(call))
             if self._root[call] in grown:
-                around = call
+                host = call
 
     def _begin(
-        self, call: int, earlier: Container[object], over: Container[object], *, is_lone: bool
+        self, call: int, groups: Container[object], over: Container[object], *, is_lone: bool
     ) -> None:
         """Begin a conversation, or follow the latest call where both repeat nothing.
 
@@ -212,27 +212,27 @@ class Links:
             return
         goes_on = (latest, self._tool_of[latest]) in self._gone_on
         self.is_beside[call] |= goes_on
-        self.is_doubtful[call] = group in earlier and (group in over or not goes_on)
+        self.is_doubtful[call] = group in groups and (group in over or not goes_on)
 
-    def _find_repeated(self, call: int, given: Mapping[int, int]) -> int:
+    def _find_repeated(self, call: int, prompts: Mapping[int, int]) -> int:
         """Return the latest call that was asked the same and whose answer was thrown away, or -1.
 
         It failed, or its agent repeats answers that it goes on with, and did not repeat that one.
         """
         if self._latest[call] == NONE or self.is_beside[call]:
             return NONE
-        asked = self.hashes[call].given
-        earlier = given.get(asked, NONE)
-        has_failed = earlier != NONE and self.calls[earlier].span.status == "ERROR"
-        if earlier == NONE or not (has_failed or asked in self._gone_on_with):
+        prompt = self.hashes[call].given
+        first = prompts.get(prompt, NONE)
+        has_failed = first != NONE and self.calls[first].span.status == "ERROR"
+        if first == NONE or not (has_failed or prompt in self._gone_on_with):
             return NONE
-        is_past = is_after(self._tree, self.positions[earlier], self.positions[call])
-        return earlier if is_past else NONE
+        is_past = is_after(self._tree, self.positions[first], self.positions[call])
+        return first if is_past else NONE
 
     def _set_apart(self) -> None:
         """Begin a path with each call in a tool whose conversation goes on outside, and repeats."""
         before, tool_of = self.before, self._tool_of
-        apart: set[int] = set()
+        strays: set[int] = set()
         for call, previous in enumerate(before) if self._gone_on else ():
             if previous == NONE or self.is_compacted[call]:
                 continue
@@ -240,10 +240,10 @@ class Links:
             if self.is_continued[call]:
                 is_elsewhere &= tool_of[call] != tool_of[previous]
             elif self.repeats[call] != NONE:
-                is_elsewhere &= self.repeats[call] in apart
+                is_elsewhere &= self.repeats[call] in strays
             if is_elsewhere:
-                apart.add(call)
-        for call in apart:
+                strays.add(call)
+        for call in strays:
             before[call] = NONE
             self.is_continued[call] = 0
             self.is_beside[call] = 1
@@ -269,44 +269,44 @@ def order_by_messages(
 
     Only where one call alone left behind what another repeats, and no count speaks against it.
     """
-    every = {left for hashed in hashes.values() for left in hashed.left}
-    later = [i for i, hashed in hashes.items() if not every.isdisjoint(hashed.prefixes)]
+    answers = {answer for hashed in hashes.values() for answer in hashed.left}
+    followers = [i for i, hashed in hashes.items() if not answers.isdisjoint(hashed.prefixes)]
     holders: dict[tuple[str, int], list[int]] = {}
-    for position, hashed in hashes.items() if later else ():
-        for left in set(hashed.left):
-            holders.setdefault((calls[position].agent, left), []).append(position)
-    found = []
-    for position in later:
+    for position, hashed in hashes.items() if followers else ():
+        for answer in set(hashed.left):
+            holders.setdefault((calls[position].agent, answer), []).append(position)
+    pairs = []
+    for position in followers:
         agent = calls[position].agent
-        prefixes = (holders.get((agent, each)) for each in reversed(hashes[position].prefixes))
-        held = next(filter(None, prefixes), ())
-        if len(held) == 1 and not _is_counted_otherwise(tree, held[0], position):
-            found.append((held[0], position))
-    is_disordered = any(tree.ends[one] > tree.starts[other] for one, other in found)
-    return found if is_disordered else []
+        prefixes = (holders.get((agent, prefix)) for prefix in reversed(hashes[position].prefixes))
+        sources = next(filter(None, prefixes), ())
+        if len(sources) == 1 and not _is_counted_otherwise(tree, sources[0], position):
+            pairs.append((sources[0], position))
+    is_disordered = any(tree.ends[one] > tree.starts[other] for one, other in pairs)
+    return pairs if is_disordered else []
 
 
-def _is_counted_otherwise(tree: Tree, earlier: int, later: int) -> bool:
+def _is_counted_otherwise(tree: Tree, first: int, second: int) -> bool:
     """Return whether a process counted both, and not one's end before the other's start."""
-    one, other = tree.spans[earlier], tree.spans[later]
+    one, other = tree.spans[first], tree.spans[second]
     if one.process != other.process or one.end_sequence < 0 or other.sequence < 0:
-        return earlier == later
+        return first == second
     return one.end_sequence > other.sequence
 
 
-def is_known(tree: Tree, earlier: int, later: int) -> bool:
+def is_known(tree: Tree, first: int, second: int) -> bool:
     """Return whether something but clocks says that one call ended before another began.
 
     A process counted both; or their parts of the tree, of which the later waited.
     """
     spans = tree.spans
-    if tree.is_counted or ordering.is_counted_before(spans[earlier], spans[later]):
+    if tree.is_counted or ordering.is_counted_before(spans[first], spans[second]):
         return True
-    meeting = tree.meet(earlier, later)
-    if meeting in (earlier, later):
+    meeting = tree.meet(first, second)
+    if meeting in (first, second):
         return False
-    top, node = tree.below(meeting, earlier), earlier
-    if not ordering.is_counted_before(spans[top], spans[tree.below(meeting, later)]):
+    top, node = tree.below(meeting, first), first
+    if not ordering.is_counted_before(spans[top], spans[tree.below(meeting, second)]):
         return False
     for _ in range(_MOST_ABOVE):
         if node == top:

@@ -84,29 +84,29 @@ class HistoryParser:
         self._messages: tuple[Message, ...] = ()
         self._instructions: tuple[Message, ...] = ()
 
-    def read_messages(self, found: object) -> tuple[Message, ...] | None:
+    def read_messages(self, value: object) -> tuple[Message, ...] | None:
         """Return the messages of an input; None where it cannot be read."""
-        if not isinstance(found, str) or _is_escaped(found):
-            return _read_messages(found)
-        held = self._text[:-1]
-        if self._messages and found.startswith(f"{held},"):
-            rest = _read_messages(f"[{found[len(held) + 1 :]}")
-            messages = self._messages + rest if rest else None
+        if not isinstance(value, str) or _is_escaped(value):
+            return _read_messages(value)
+        start = self._text[:-1]
+        if self._messages and value.startswith(f"{start},"):
+            tail = _read_messages(f"[{value[len(start) + 1 :]}")
+            messages = self._messages + tail if tail else None
         else:
-            messages = _read_messages(found)
-        if messages and found.endswith("}]"):
-            self._text, self._messages = found, messages
+            messages = _read_messages(value)
+        if messages and value.endswith("}]"):
+            self._text, self._messages = value, messages
         return messages
 
-    def read_instructions(self, found: object) -> tuple[Message, ...]:
+    def read_instructions(self, value: object) -> tuple[Message, ...]:
         """Return instructions as a message, the same one as long as they are the same."""
-        if not isinstance(found, str) or not found:
+        if not isinstance(value, str) or not value:
             return ()
-        if found != self._instructions_text:
+        if value != self._instructions_text:
             # A copy: what is parsed once is kept for every reader, and a program may change this.
-            parts = [dict(part) for part in _parse_repeated(found)]
+            parts = [dict(part) for part in _parse_repeated(value)]
             self._instructions = (message("system", parts),) if parts else ()
-            self._instructions_text = found
+            self._instructions_text = value
         return self._instructions
 
 
@@ -118,11 +118,11 @@ def read_call(span: Span, agent: str, history: HistoryParser | None = None) -> C
     get = span.attributes.get
     prompt_ids, response_ids, logprobs, inexact = read_tokens(span.attributes)
     history = history or HistoryParser()
-    given = history.read_messages(get(c.INPUT_MESSAGES))
+    prompt = history.read_messages(get(c.INPUT_MESSAGES))
     answered = _read_messages(get(c.OUTPUT_MESSAGES))
     if answered is None and not len(response_ids) and get(c.OUTPUT_MESSAGES) is not None:
         return CUT if get(c.CUT) else UNREADABLE
-    if given is None and not len(prompt_ids):
+    if prompt is None and not len(prompt_ids):
         if get(c.INPUT_MESSAGES) is not None:
             return CUT if get(c.CUT) else UNREADABLE
         if answered is None and not len(response_ids):
@@ -135,18 +135,18 @@ def read_call(span: Span, agent: str, history: HistoryParser | None = None) -> C
         return NO_OUTPUT if inexact in (NO_IDS, NO_RESPONSE_IDS) else inexact
     tools = get(c.TOOL_DEFINITIONS)
     rules = history.read_instructions(get(c.SYSTEM_INSTRUCTIONS))
-    if rules and given and _are_told_twice(rules, given):
+    if rules and prompt and _are_told_twice(rules, prompt):
         rules = ()
     if c.PROMPT_MESSAGES in span.attributes:
         rules += _read_messages(get(c.PROMPT_MESSAGES)) or ()
-    observation = rules + (given or ())
+    observation = rules + (prompt or ())
     offered = _parse_repeated(tools) if isinstance(tools, str) else ()
     # By position, in the order of the fields, as calls are many.
-    made: Call = fast_constructor(Call)(
+    call: Call = fast_constructor(Call)(
         span, agent, observation, answered or (), offered, prompt_ids, response_ids, logprobs, None,
         inexact,
     )  # fmt: skip
-    return made
+    return call
 
 
 def make_transition(
@@ -170,7 +170,7 @@ def make_transition(
     )
     is_exact = len(call.prompt_ids) and len(call.response_ids)
     # By position, in the order of the fields: names would cost half as much again.
-    made: Transition = fast_constructor(Transition)(
+    transition: Transition = fast_constructor(Transition)(
         *key, call.agent, step, call.observation, call.action, reward, following, is_last,
         rewards, is_shared, call.tools, call.prompt_ids, call.response_ids, call.logprobs,
         "exact" if is_exact else "text", version,
@@ -182,14 +182,14 @@ def make_transition(
         resources, sampling_of(attributes, span.otel_resource), "", None, 1.0,
         get_text(attributes, c.MODE), call.inexact,
     )  # fmt: skip
-    return made
+    return transition
 
 
 def observation_of(span: Span) -> tuple[Message, ...]:
     """Return a call's input, instructions first; empty if it cannot be read."""
-    given = _read_messages(span.attributes.get(c.INPUT_MESSAGES))
+    messages = _read_messages(span.attributes.get(c.INPUT_MESSAGES))
     instructions = HistoryParser().read_instructions(span.attributes.get(c.SYSTEM_INSTRUCTIONS))
-    return instructions + given if given else ()
+    return instructions + messages if messages else ()
 
 
 def _why_unusable(span: Span, agent: str) -> str | None:
@@ -211,32 +211,32 @@ def _why_unusable(span: Span, agent: str) -> str | None:
     return None
 
 
-def _are_told_twice(rules: tuple[Message, ...], given: tuple[Message, ...]) -> bool:
-    first = takewhile(lambda each: each.get("role") in RULES, given)
+def _are_told_twice(rules: tuple[Message, ...], prompt: tuple[Message, ...]) -> bool:
+    first = takewhile(lambda message: message.get("role") in RULES, prompt)
     texts = ["".join(plain_text(list(messages)).split()) for messages in (rules, first)]
     return texts[0] == texts[1] != ""
 
 
-def _is_escaped(found: str) -> bool:
-    return "\\" in found and "\\u" in found  # one letter is looked for at twenty times the speed
+def _is_escaped(text: str) -> bool:
+    return "\\" in text and "\\u" in text  # one letter is looked for at twenty times the speed
 
 
 def _read_messages(
-    found: object, parse: Callable[[object], tuple[Message, ...] | None] = parse_messages
+    value: object, parse: Callable[[object], tuple[Message, ...] | None] = parse_messages
 ) -> tuple[Message, ...] | None:
-    if not isinstance(found, str):
+    if not isinstance(value, str):
         return None
-    messages = parse(found)
+    messages = parse(value)
     # JSON may escape half of a surrogate pair, which no file or frame would take further.
-    if messages and _is_escaped(found) and _HALF_PAIR.search(found):
+    if messages and _is_escaped(value) and _HALF_PAIR.search(value):
         whole = json.dumps(messages, ensure_ascii=False).encode("utf-8", "replace")
         return parse(whole.decode("utf-8"))
     return messages
 
 
 @lru_cache(maxsize=16)
-def _parse_repeated(found: str) -> tuple[Message, ...]:
-    return _read_messages(found, parse_parts) or ()
+def _parse_repeated(text: str) -> tuple[Message, ...]:
+    return _read_messages(text, parse_parts) or ()
 
 
 def is_mark(span: Span) -> bool:
@@ -252,7 +252,7 @@ def read_marks(
     Marks of agents with model calls make none.
     """
     actions: dict[int, Call] = {}
-    seen: dict[str, list[Span]] = {}
+    pending: dict[str, list[Span]] = {}
     latest: dict[str, int] = {}
     dropped: list[tuple[Span, str]] = []
     for position, span in enumerate(tree.spans):
@@ -266,14 +266,14 @@ def read_marks(
         elif not is_tracked(agent, span.attributes.get(c.TRACK_ONLY)):
             dropped.append((span, NOT_TRACKED))
         elif span.name == c.SPAN_OBSERVATION:
-            seen.setdefault(agent, []).append(span)
+            pending.setdefault(agent, []).append(span)
         else:
-            observation = tuple(map(mark_message, seen.pop(agent, ())))
+            observation = tuple(map(mark_message, pending.pop(agent, ())))
             actions[position] = Call(
                 span, agent, observation, (mark_message(span),), inexact=MARKED
             )
             latest[agent] = position
-    for agent, spans in seen.items():
+    for agent, spans in pending.items():
         if agent in latest:
             at = latest[agent]
             actions[at] = replace(actions[at], ending=tuple(map(mark_message, spans)))

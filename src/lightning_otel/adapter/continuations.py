@@ -50,21 +50,21 @@ def is_source(span: Span) -> bool:
 
 def find_references(spans: Iterable[Span]) -> tuple[set[Reference], set[Reference]]:
     """Return what spans refer to, and what of it is told by them in full."""
-    asked, known = set[Reference](), set[Reference]()
+    references, answers = set[Reference](), set[Reference]()
     for span in spans:
         attributes = span.attributes
         if response_id := get_text(attributes, c.RESPONSE_ID):
-            known.add((c.RESPONSE_ID, response_id))
+            answers.add((c.RESPONSE_ID, response_id))
             if is_unanswered(span):
-                asked.add((c.RETRIEVED_RESPONSE, response_id))
+                references.add((c.RETRIEVED_RESPONSE, response_id))
         for key, place, names in (
-            (c.REQUEST_PREVIOUS_RESPONSE, asked, c.RESPONSE_ID),
-            (c.REQUEST_CONVERSATION, asked, c.REQUEST_CONVERSATION),
-            (c.RETRIEVED_RESPONSE, known, c.RETRIEVED_RESPONSE),
+            (c.REQUEST_PREVIOUS_RESPONSE, references, c.RESPONSE_ID),
+            (c.REQUEST_CONVERSATION, references, c.REQUEST_CONVERSATION),
+            (c.RETRIEVED_RESPONSE, answers, c.RETRIEVED_RESPONSE),
         ):
             if key in attributes and (server_id := get_text(attributes, key)):
                 place.add((names, server_id))
-    return asked, known
+    return references, answers
 
 
 def complete_calls(spans: Sequence[Span], sources: Iterable[Span]) -> Sequence[Span]:
@@ -72,7 +72,7 @@ def complete_calls(spans: Sequence[Span], sources: Iterable[Span]) -> Sequence[S
     if not any(map(is_unanswered, spans)):
         return spans
     key = c.RETRIEVED_RESPONSE
-    answers = {get_text(each.attributes, key): each for each in sources if key in each.attributes}
+    answers = {get_text(span.attributes, key): span for span in sources if key in span.attributes}
     return [
         _complete_call(span, answers.get(get_text(span.attributes, c.RESPONSE_ID)))
         if is_unanswered(span)
@@ -84,7 +84,7 @@ def complete_calls(spans: Sequence[Span], sources: Iterable[Span]) -> Sequence[S
 def _complete_call(call: Span, answer: Span | None) -> Span:
     if answer is None:
         return call
-    attributes = {key: each for key, each in call.attributes.items() if key != c.ABANDONED}
+    attributes = {key: value for key, value in call.attributes.items() if key != c.ABANDONED}
     attributes |= {key: answer.attributes[key] for key in _ANSWERED if key in answer.attributes}
     status, text = answer.status, answer.status_message
     return replace(call, attributes=attributes, status=status, status_message=text)
@@ -108,8 +108,8 @@ class Answers:
                 conversations.setdefault(conversation_id, {})[_key_of(span)] = span
             elif response_id := get_text(span.attributes, c.RESPONSE_ID):
                 self._calls[response_id] = span
-        for conversation_id, own in conversations.items():
-            self._order_conversation(conversation_id, own.values())
+        for conversation_id, calls in conversations.items():
+            self._order_conversation(conversation_id, calls.values())
 
     def _order_conversation(self, conversation_id: str, spans: Iterable[Span]) -> None:
         before = conversation_id
@@ -134,8 +134,8 @@ class Answers:
         before = self._find_before(call.span)
         if not before:
             return call
-        rules, own = _split_rules(call)
-        return replace(call, observation=rules + self._tell(before) + own)
+        rules, messages = _split_rules(call)
+        return replace(call, observation=rules + self._tell(before) + messages)
 
     def _tell(self, key: str) -> tuple[Message, ...]:
         path: list[str] = []

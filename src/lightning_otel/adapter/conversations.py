@@ -32,32 +32,32 @@ def make_conversations(trajectories: Iterable[Trajectory]) -> Iterator[Conversat
     shared: set[tuple[str, str]] = set()
     for trajectory in trajectories:
         for run in _split_steps(step for step in trajectory.transitions if step.action):
-            own = [i for i, each in enumerate(run.steps) if _step_id(each) not in shared]
+            indices = [i for i, step in enumerate(run.steps) if _step_id(step) not in shared]
             shared.update(_step_id(step) for step in run.steps if step.is_shared)
-            if own:
-                yield _make_conversation(trajectory, run, own)
+            if indices:
+                yield _make_conversation(trajectory, run, indices)
 
 
 def _split_steps(steps: Iterable[Transition]) -> list[_Run]:
     runs: list[_Run] = []
     for step in steps:
-        given = step.observation
+        prompt = step.observation
         if runs:
-            messages, held, places, chosen = runs[-1]
-            before = held[-1]
-            choice = find_choice(before.observation, before.action, given)
+            messages, members, places, chosen = runs[-1]
+            before = members[-1]
+            choice = find_choice(before.observation, before.action, prompt)
             if choice is not None:
                 chosen.append(choice)
                 # As it was answered, for in a request its reasoning is often left out.
-                messages += [_as_answer(before.action[choice]), *given[len(messages) + 1 :]]
-                held.append(step)
+                messages += [_as_answer(before.action[choice]), *prompt[len(messages) + 1 :]]
+                members.append(step)
                 places.append(len(messages))
                 continue
-        runs.append(_Run(list(given), [step], [len(given)], []))
+        runs.append(_Run(list(prompt), [step], [len(prompt)], []))
     return runs
 
 
-def _make_conversation(trajectory: Trajectory, run: _Run, own: Sequence[int]) -> Conversation:
+def _make_conversation(trajectory: Trajectory, run: _Run, indices: Sequence[int]) -> Conversation:
     """Make the conversation of a run; `own` are its steps that are answers of no earlier one."""
     steps, last = run.steps, run.steps[-1]
     turns = chat.turns_of([*run.messages, _as_answer(last.action[0])])
@@ -68,7 +68,7 @@ def _make_conversation(trajectory: Trajectory, run: _Run, own: Sequence[int]) ->
     chosen = [*run.chosen, 0]
     alternatives = [
         (starts[run.places[index]], spoken)
-        for index in own
+        for index in indices
         for choice, answer in enumerate(steps[index].action)
         if choice != chosen[index]
         for spoken in chat.messages_of([_as_answer(answer)])[:1]
@@ -81,11 +81,11 @@ def _make_conversation(trajectory: Trajectory, run: _Run, own: Sequence[int]) ->
         step=steps[0].step,
         messages=tuple(spoken for turn in turns for spoken in turn),
         tools=tuple(chat.tools_of(tool for step in steps for tool in step.tools)),
-        answers=tuple(starts[run.places[index]] for index in own),
-        rewards=tuple(rewards[index] for index in own),
+        answers=tuple(starts[run.places[index]] for index in indices),
+        rewards=tuple(rewards[index] for index in indices),
         reward=next((value for value in reversed(rewards) if value is not None), None),
         alternatives=tuple(alternatives),
-        span_ids=tuple(steps[index].span_id for index in own),
+        span_ids=tuple(steps[index].span_id for index in indices),
         model=last.model,
         resource_version=last.resource_version,
     )

@@ -79,19 +79,19 @@ def _claim_calls(
     tree: Tree, calls: Mapping[int, Call], duplicates: Mapping[int, int], rewards: Rewards
 ) -> Iterator[Claim]:
     """Yield the claims of rewards that say themselves what they judge."""
-    known = {**{call: call for call in calls}, **duplicates}
-    targets = _find_targets(tree, rewards, known)
+    owners = {**{call: call for call in calls}, **duplicates}
+    targets = _find_targets(tree, rewards, owners)
     inside = EndedCalls(tree, calls, sorted(calls, key=tree.ends.__getitem__))
     for position, reward in rewards.items():
         parent = tree.parents[position]
         if reward.links and position not in targets:
             yield Claim(position, reward, (), "link", UNKNOWN_TARGET)
-        elif reward.links or position in known or parent in known:
-            target = targets.get(position, position if position in known else parent)
+        elif reward.links or position in owners or parent in owners:
+            target = targets.get(position, position if position in owners else parent)
             last = inside.last_within(target)
             judged = [] if last is None else [last]
-            if target in known:
-                judged = [known[target]]
+            if target in owners:
+                judged = [owners[target]]
             elif reward.steps:
                 judged = sorted(inside.list_within(target))
             by, reason = ("link", UNUSED_TARGET) if reward.links else ("parent", UNUSED_PARENT)
@@ -109,20 +109,20 @@ def _find_targets(tree: Tree, rewards: Rewards, calls: Container[int]) -> dict[i
     A server may repeat its ids, and many spans have one attribute: the latest of them before the
     reward is meant, else the first. No reward is a target unless it is a call.
     """
-    found: dict[tuple[tuple[str, str], ...], list[int]]
-    found = {each.links: [] for each in rewards.values() if each.links}
-    linked_keys = {tuple(key for key, _ in links) for links in found}
-    for position, span in enumerate(tree.spans if found else ()):
+    matches: dict[tuple[tuple[str, str], ...], list[int]]
+    matches = {reward.links: [] for reward in rewards.values() if reward.links}
+    linked_keys = {tuple(key for key, _ in links) for links in matches}
+    for position, span in enumerate(tree.spans if matches else ()):
         if position in rewards and position not in calls:
             continue
         for keys in linked_keys:
             answer = tuple([(key, _value_at(span, key)) for key in keys])
-            if answer in found and all(value for _, value in answer):
-                found[answer].append(position)
+            if answer in matches and all(value for _, value in answer):
+                matches[answer].append(position)
     return {
         position: spans[max(bisect_left(spans, position) - 1, 0)]
         for position, reward in rewards.items()
-        if (spans := found.get(reward.links))
+        if (spans := matches.get(reward.links))
     }
 
 
@@ -137,9 +137,9 @@ def _value_at(span: Span, key: str) -> str:
 def _calls_before(tree: Tree, calls: Iterable[int], position: int) -> list[int]:
     """Return the calls of a reward's agent that had ended, in the smallest part with any."""
     agent, start = tree.agents[position], tree.starts[position]
-    own = [call for call in calls if tree.ends[call] <= start and agent in ("", tree.agents[call])]
-    part = EndedCalls(tree, own, own).part(position)
-    return own if part == NO_PARENT else [call for call in own if tree.contains(part, call)]
+    pool = [call for call in calls if tree.ends[call] <= start and agent in ("", tree.agents[call])]
+    part = EndedCalls(tree, pool, pool).part(position)
+    return pool if part == NO_PARENT else [call for call in pool if tree.contains(part, call)]
 
 
 class _Rules:
@@ -208,8 +208,8 @@ class _Rules:
                 by, calls = self._rule, self._end_agents(agent, part, is_outcome=is_outcome)
             elif self._rule == "step":
                 key = agent, frozenset(reward.values), is_outside
-                by, seen = self._rule, self._rewarded.setdefault(key, Ranks(ended.places))
-                calls = ended.take(part, seen)
+                by, ranks = self._rule, self._rewarded.setdefault(key, Ranks(ended.places))
+                calls = ended.take(part, ranks)
                 if is_outcome:
                     calls = self._leave_side_calls(calls, agent) or main
             else:
@@ -303,13 +303,13 @@ def _choose_calls(
     chosen = rule(reward, before)
     if chosen is None or isinstance(chosen, str):
         return [], chosen or NOT_CHOSEN
-    found = [chosen] if isinstance(chosen, Call) else list(chosen)
-    if any(id(call) not in places for call in found):
+    choices = [chosen] if isinstance(chosen, Call) else list(chosen)
+    if any(id(call) not in places for call in choices):
         raise ConfigError(
             f"the credit function gave {chosen!r:.200} for a reward; return one or more of "
             "the calls it was given, a text that says why none, or None"
         )
-    return [places[id(call)] for call in found], NOT_CHOSEN
+    return [places[id(call)] for call in choices], NOT_CHOSEN
 
 
 def count_passed_over(tree: Tree, placed: Iterable[Placed], lost: Sequence[int]) -> int:
@@ -318,14 +318,14 @@ def count_passed_over(tree: Tree, placed: Iterable[Placed], lost: Sequence[int])
     for call in sorted(lost, key=tree.ends.__getitem__):
         for agent in {tree.agents[call], ""}:
             ends.setdefault(agent, []).append(tree.ends[call])
-    found: set[int] = set()
+    targets: set[int] = set()
     for position, calls, by in placed if ends else ():
         if by not in ("link", "parent", "sequence", "custom"):
             before = ends.get(tree.agents[position], [])
             latest = bisect_right(before, tree.starts[position]) - 1
             if latest >= 0 and before[latest] > max(map(tree.ends.__getitem__, calls)):
-                found.update(calls)
-    return len(found)
+                targets.update(calls)
+    return len(targets)
 
 
 def discount_rewards(
@@ -346,9 +346,9 @@ def discount_rewards(
     following: list[list[float]] = [[] for _ in rewards]
     for step in range(len(rewards) - 1, -1, -1):
         if after := following[step]:
-            later = gamma * sum(after) / len(after)
-            returns[step] = later + (rewards[step] or 0.0)
-        found = returns[step]
-        if found is not None and before[step] >= 0:
-            following[before[step]].append(found)
+            future = gamma * sum(after) / len(after)
+            returns[step] = future + (rewards[step] or 0.0)
+        value = returns[step]
+        if value is not None and before[step] >= 0:
+            following[before[step]].append(value)
     return returns

@@ -85,7 +85,7 @@ def measure(steps: Iterable[Transition], tokenizer: Tokenizer) -> Drifts:
 
     Transitions without token ids are skipped; the tokenizer stands in for the engine's own.
     """
-    found: dict[tuple[str, Part], list[_Compared]] = {}
+    groups: dict[tuple[str, Part], list[_Compared]] = {}
     skipped = 0
     for step in steps:
         if not (len(step.prompt_ids) and len(step.response_ids)):
@@ -94,19 +94,19 @@ def measure(steps: Iterable[Transition], tokenizer: Tokenizer) -> Drifts:
         parts: tuple[Part, ...] = ("prompt", "response")
         for part in parts:
             compared = _compare_part(step, part, tokenizer)
-            found.setdefault((step.model or "", part), []).append(compared)
+            groups.setdefault((step.model or "", part), []).append(compared)
     drifts = []
-    for (model, part), each in sorted(found.items()):
-        causes = Counter(one.cause for one in each if one.cause is not None)
+    for (model, part), group in sorted(groups.items()):
+        causes = Counter(one.cause for one in group if one.cause is not None)
         drifts.append(
             Drift(
                 model=model,
                 template=tokenizer.template,
                 part=part,
-                count=len(each),
-                exact=len(each) - causes.total(),
-                prefix_share=sum(one.prefix_share for one in each) / len(each),
-                length_delta=sum(one.length_delta for one in each) / len(each),
+                count=len(group),
+                exact=len(group) - causes.total(),
+                prefix_share=sum(one.prefix_share for one in group) / len(group),
+                length_delta=sum(one.length_delta for one in group) / len(group),
                 causes=dict(causes.most_common()),
             )
         )
@@ -114,22 +114,22 @@ def measure(steps: Iterable[Transition], tokenizer: Tokenizer) -> Drifts:
 
 
 def _compare_part(step: Transition, part: Part, tokenizer: Tokenizer) -> _Compared:
-    given = list(step.prompt_ids if part == "prompt" else step.response_ids)
+    tokens = list(step.prompt_ids if part == "prompt" else step.response_ids)
     cause: Cause
     try:
         if part == "prompt":
             text = tokenizer.render(step.observation, step.tools)
-            again = list(tokenizer.encode(text))
-            cause = "retokenisation" if tokenizer.decode(given) == text else "template"
+            encoding = list(tokenizer.encode(text))
+            cause = "retokenisation" if tokenizer.decode(tokens) == text else "template"
         else:
-            text = tokenizer.decode(given)
-            again = list(tokenizer.encode(text))
+            text = tokenizer.decode(tokens)
+            encoding = list(tokenizer.encode(text))
             # Half a character, where an answer was cut off, is no text that could be encoded again.
-            is_text = _HALF not in text and tokenizer.decode(again) == text
+            is_text = _HALF not in text and tokenizer.decode(encoding) == text
             cause = "retokenisation" if is_text else "other"
     except _FAULTS:
         return _Compared("other")
-    pairs = enumerate(zip(given, again, strict=False))
-    same = next((i for i, (one, other) in pairs if one != other), min(len(given), len(again)))
-    is_exact = same == len(given) == len(again)
-    return _Compared(None if is_exact else cause, same / len(given), len(again) - len(given))
+    pairs = enumerate(zip(tokens, encoding, strict=False))
+    same = next((i for i, (one, other) in pairs if one != other), min(len(tokens), len(encoding)))
+    is_exact = same == len(tokens) == len(encoding)
+    return _Compared(None if is_exact else cause, same / len(tokens), len(encoding) - len(tokens))

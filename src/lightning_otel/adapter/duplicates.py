@@ -52,15 +52,15 @@ def find_requests(tree: Tree, calls: Sequence[int]) -> list[list[int]]:
     spans = [tree.spans[position] for position in calls]
     has_makes = len({span.scope for span in spans}) > 1
     # A list as an id, which some server may send, cannot be in a set.
-    ids = [held for span in spans if type(held := span.attributes.get(c.RESPONSE_ID)) is str]
+    ids = [value for span in spans if type(value := span.attributes.get(c.RESPONSE_ID)) is str]
     if not has_makes and len(set(ids)) == len(ids):
         return []
     requests = _group_by_response(tree, calls)
     if has_makes:
         _join_nested(tree, calls, requests)
         _join_beside(tree, calls, requests)
-    found = {id(request): request.members for request in requests.values()}
-    return [_rank_records(tree, own) for own in found.values() if len(own) > 1]
+    groups = {id(request): request.members for request in requests.values()}
+    return [_rank_records(tree, group) for group in groups.values() if len(group) > 1]
 
 
 def _group_by_response(tree: Tree, calls: Sequence[int]) -> dict[int, _Request]:
@@ -69,18 +69,18 @@ def _group_by_response(tree: Tree, calls: Sequence[int]) -> dict[int, _Request]:
     for position in calls:
         span = tree.spans[position]
         response_id = get_text(span.attributes, c.RESPONSE_ID)
-        held = latest.get(response_id or "")
-        if held is None or not _is_of_request(tree, held, position):
-            held = _Request([], set(), set(), response_id)
+        request = latest.get(response_id or "")
+        if request is None or not _is_of_request(tree, request, position):
+            request = _Request([], set(), set(), response_id)
             if response_id is not None:
-                latest[response_id] = held
-        held.members.append(position)
+                latest[response_id] = request
+        request.members.append(position)
         is_log = span.start_ns == span.end_ns  # which stands beside a span of its make
-        (held.log_scopes if is_log else held.scopes).add(span.scope)
+        (request.log_scopes if is_log else request.scopes).add(span.scope)
         names = [get_text(span.attributes, key) for key in (c.REQUEST_MODEL, c.RESPONSE_MODEL)]
         # Without the provider that some makes write before them.
-        held.models |= {name.rpartition("/")[2] for name in names if name}
-        requests[position] = held
+        request.models |= {name.rpartition("/")[2] for name in names if name}
+        requests[position] = request
     return requests
 
 
@@ -92,14 +92,14 @@ def _is_of_request(tree: Tree, request: _Request, position: int) -> bool:
     """
     span, members = tree.spans[position], request.members
     scope = span.scope
-    known = request.scopes | request.log_scopes
-    if span.start_ns == span.end_ns and scope and scope not in known:
+    all_scopes = request.scopes | request.log_scopes
+    if span.start_ns == span.end_ns and scope and scope not in all_scopes:
         # A log of another make, written once the answer was there.
         return any(_are_alike(tree.spans[i], span) is not False for i in members)
     if not any(_do_overlap(tree, member, position) for member in members):
         return False
-    own = request.log_scopes if span.start_ns == span.end_ns else request.scopes
-    return not (scope and scope in own) or any(
+    scopes = request.log_scopes if span.start_ns == span.end_ns else request.scopes
+    return not (scope and scope in scopes) or any(
         tree.contains(member, position)
         or tree.contains(position, member)
         or _is_relayed(tree.spans[member], span)
@@ -117,14 +117,14 @@ def _is_relayed(one: Span, other: Span) -> bool:
     return one.scope == other.scope == c.SCOPE and is_known and servers[0] != servers[1]
 
 
-def _do_overlap(tree: Tree, earlier: int, later: int) -> bool:
+def _do_overlap(tree: Tree, first: int, second: int) -> bool:
     """Return whether two records overlap, by the process's count or by the clock.
 
     Some are made after the fact, with the times of the request: by count they come too late.
     """
-    if tree.starts[later] < tree.ends[earlier]:
+    if tree.starts[second] < tree.ends[first]:
         return True
-    one, other = tree.spans[earlier], tree.spans[later]
+    one, other = tree.spans[first], tree.spans[second]
     if one.end_ns is None or other.end_ns is None:
         return False
     return one.start_ns < other.end_ns and other.start_ns < one.end_ns
@@ -158,34 +158,34 @@ def _join_beside(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]
             same.setdefault(rules + question, []).append(position)
     for group in same.values():
         for index, position in enumerate(group):
-            for later in group[index + 1 : index + 1 + _MOST_BESIDE]:
-                if not _do_overlap(tree, position, later):
+            for other in group[index + 1 : index + 1 + _MOST_BESIDE]:
+                if not _do_overlap(tree, position, other):
                     continue
-                are_alike = _are_alike(tree.spans[position], tree.spans[later])
+                are_alike = _are_alike(tree.spans[position], tree.spans[other])
                 if are_alike is None:
-                    are_alike = tree.parents[position] == tree.parents[later]
-                if are_alike and _join_calls(tree, requests, position, later):
+                    are_alike = tree.parents[position] == tree.parents[other]
+                if are_alike and _join_calls(tree, requests, position, other):
                     break
 
 
 def _join_calls(tree: Tree, requests: dict[int, _Request], one: int, other: int) -> bool:
-    kept, joining = requests[one], requests[other]
-    if kept is joining:
+    target, joining = requests[one], requests[other]
+    if target is joining:
         return True
-    ids = {kept.response_id, joining.response_id} - {None}
-    is_other_model = kept.models and joining.models and kept.models.isdisjoint(joining.models)
+    ids = {target.response_id, joining.response_id} - {None}
+    is_other_model = target.models and joining.models and target.models.isdisjoint(joining.models)
     # Of one make are two levels of a request, where a record of another make ties them.
     is_of_one_make = tree.spans[one].scope == tree.spans[other].scope
-    is_apart = kept.scopes & joining.scopes and (
-        is_of_one_make or not _are_nested(tree, kept.members, joining.members)
+    is_apart = target.scopes & joining.scopes and (
+        is_of_one_make or not _are_nested(tree, target.members, joining.members)
     )
     if len(ids) > 1 or is_apart or is_other_model:
         return False
-    kept.members += joining.members
-    kept.scopes |= joining.scopes
-    kept.models |= joining.models
-    kept.response_id = kept.response_id or joining.response_id
-    requests.update(dict.fromkeys(joining.members, kept))
+    target.members += joining.members
+    target.scopes |= joining.scopes
+    target.models |= joining.models
+    target.response_id = target.response_id or joining.response_id
+    requests.update(dict.fromkeys(joining.members, target))
     return True
 
 
@@ -211,8 +211,8 @@ def _are_alike(one: Span, other: Span) -> bool | None:
 
 def _text_of(messages: Sequence[Message]) -> str:
     """Return messages' texts and tool calls without roles, which makes name differently."""
-    found = plain_text(messages)
-    return "" if NESTED in found else "".join(found.split())
+    text = plain_text(messages)
+    return "" if NESTED in text else "".join(text.split())
 
 
 def _rank_records(tree: Tree, members: Sequence[int]) -> list[int]:
@@ -263,21 +263,21 @@ def merge_records(tree: Tree, records: Sequence[int]) -> Span:
 def place_of(tree: Tree, records: Sequence[int]) -> int:
     """Return the record whose place is the request's: around the richest that has a parent."""
     # The outermost record that holds each: what is beside it is beside the request.
-    around = {
+    hosts = {
         record: min(filter(lambda i: tree.contains(i, record), records), key=tree.first.__getitem__)
         for record in records
     }
-    placed = [i for i in records if tree.parents[around[i]] != NO_PARENT] or [*records[:1]]
-    own = [i for i in placed if tree.spans[i].scope == c.SCOPE]
+    placed = [i for i in records if tree.parents[hosts[i]] != NO_PARENT] or [*records[:1]]
+    ours = [i for i in placed if tree.spans[i].scope == c.SCOPE]
     # Of a request that was passed on, the agent's own.
-    held = min(own, key=lambda i: tree.spans[i].start_ns) if len(own) > 1 else placed[0]
-    outer = around[held]
-    return outer if tree.agents[outer] == tree.agents[held] else held
+    choice = min(ours, key=lambda i: tree.spans[i].start_ns) if len(ours) > 1 else placed[0]
+    outer = hosts[choice]
+    return outer if tree.agents[outer] == tree.agents[choice] else choice
 
 
 def find_untold(tree: Tree, calls: Sequence[int]) -> set[int]:
     """Return records of others that tell of no answer, where ours recorded each request."""
-    own: dict[str, set[str]] = {}
+    models: dict[str, set[str]] = {}
     others = []
     for position in calls:
         span = tree.spans[position]
@@ -285,17 +285,17 @@ def find_untold(tree: Tree, calls: Sequence[int]) -> set[int]:
         names = (get_text(span.attributes, key) for key in (c.RESPONSE_MODEL, c.REQUEST_MODEL))
         model = next(filter(None, names), "")
         if span.scope == c.SCOPE:
-            own.setdefault(span.process, set()).add(model)
+            models.setdefault(span.process, set()).add(model)
         elif model and span.end_ns is not None and span.status != "ERROR":
-            told = map(get, (c.RESPONSE_ID, c.INPUT_TOKENS, c.OUTPUT_TOKENS))
-            if not any(value is not None for value in told):
+            values = map(get, (c.RESPONSE_ID, c.INPUT_TOKENS, c.OUTPUT_TOKENS))
+            if not any(value is not None for value in values):
                 others.append((position, span.process, model))
     return {
         position
         for position, process, model in others
         if any(
             name.startswith(model) or model.startswith(name)
-            for name in own.get(process, ())
+            for name in models.get(process, ())
             if name
         )
     }

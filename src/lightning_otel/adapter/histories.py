@@ -42,27 +42,27 @@ class History(NamedTuple):
 def hash_history(
     observation: Sequence[Message],
     action: Iterable[Message] = (),
-    earlier: KnownHistory = NO_HISTORY,
+    base: KnownHistory = NO_HISTORY,
 ) -> History:
     """Return the conversation of a call, one step a message.
 
     ``earlier`` has messages that it may go on from, the very same objects, with their hashes.
     """
-    told, prefixes = earlier
-    found = array("q")
-    if len(told) <= len(observation) and all(map(is_, told, observation)):
-        found.extend(prefixes)
-    given = found[-1] if found else 0
-    for message in observation[len(found) :]:
-        given = hash((given, message_key(message)))
-        found.append(given)
-    left = [hash((given, message_key(each))) for each in action]
-    return History(found, array("q", left))
+    messages, prefixes = base
+    hashes = array("q")
+    if len(messages) <= len(observation) and all(map(is_, messages, observation)):
+        hashes.extend(prefixes)
+    chain = hashes[-1] if hashes else 0
+    for message in observation[len(hashes) :]:
+        chain = hash((chain, message_key(message)))
+        hashes.append(chain)
+    answers = [hash((chain, message_key(choice))) for choice in action]
+    return History(hashes, array("q", answers))
 
 
 def hash_spoken(call: Call) -> History:
     """Return a call's conversation without instructions: those differ between agents."""
-    spoken = [each for each in call.observation if each.get("role") not in ("system", "developer")]
+    spoken = [item for item in call.observation if item.get("role") not in ("system", "developer")]
     return hash_history(spoken, call.action)
 
 
@@ -84,40 +84,40 @@ def is_same(one: Message, other: Message) -> bool:
 
 
 def find_choice(
-    observation: Sequence[Message], action: Sequence[Message], later: Sequence[Message]
+    observation: Sequence[Message], action: Sequence[Message], prompt: Sequence[Message]
 ) -> int | None:
     """Return which choice of a call a later prompt goes on with, after all that the call was given.
 
     None where it does not; the rule of :attr:`History.left` for two calls alone.
     """
     size = len(observation)
-    if size >= len(later) or not all(map(is_same, observation, later)):
+    if size >= len(prompt) or not all(map(is_same, observation, prompt)):
         return None
-    return next((i for i, choice in enumerate(action) if is_same(choice, later[size])), None)
+    return next((i for i, choice in enumerate(action) if is_same(choice, prompt[size])), None)
 
 
-def longest_prefix(prefixes: Sequence[int], known: Container[int]) -> int:
+def longest_prefix(prefixes: Sequence[int], hashes: Container[int]) -> int:
     """Return the length of the longest known prefix; 0 if none is known."""
     for length in range(len(prefixes), 0, -1):
-        if prefixes[length - 1] in known:
+        if prefixes[length - 1] in hashes:
             return length
     return 0
 
 
 def message_key(message: Mapping[str, Any]) -> int:
     """Return a hash of a message but for what an answer has and its repetition lacks."""
-    kept: list[Any] = []
+    values: list[Any] = []
     try:
         for part in message["parts"]:  # flat parts, as most are, are hashed in C
             kind = part.get("type")
             if kind != "text":
                 if kind in _CALLS:
-                    kept.append(frozenset(_drop_id(part).items()))
+                    values.append(frozenset(_drop_id(part).items()))
                 elif kind != "reasoning":
-                    kept.append(frozenset(part.items()))
+                    values.append(frozenset(part.items()))
             elif part["content"]:
-                kept.append(part["content"])
-        return hash((message.get("role"), *kept))
+                values.append(part["content"])
+        return hash((message.get("role"), *values))
     except (AttributeError, KeyError, TypeError):
         parts = message.get("parts")
         if isinstance(parts, list):

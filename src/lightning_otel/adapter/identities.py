@@ -44,7 +44,7 @@ class Identity(NamedTuple):
 
 def identify(call: Call) -> Identity:
     """Return what a call's prompt says of who asks."""
-    rules = [each for each in call.observation if each.get("role") in RULES]
+    rules = [message for message in call.observation if message.get("role") in RULES]
     text = plain_text(rules) if rules else ""
     if _DIGIT.search(text):  # most have none, and the look for more costs ten times as much
         text = _steady_text(text)
@@ -117,8 +117,8 @@ class Tails:
         self._identities = identities
         self._places = {
             call: place
-            for call, (own, length) in enumerate(zip(calls, lengths, strict=True))
-            if (place := _find_answer(own.observation, length)) >= length
+            for call, (member, length) in enumerate(zip(calls, lengths, strict=True))
+            if (place := _find_answer(member.observation, length)) >= length
         }
         self._chains: dict[int, int] = {}
         self._left: dict[tuple[int, ...], int] = {}
@@ -130,8 +130,8 @@ class Tails:
             return
         observation = self._calls[call].observation
         chain = self._chains.get(previous, 0) if length else 0
-        rest = observation[length - 1 :] if length else observation
-        self._chains[call] = chain = _hash_answers(rest, chain)
+        tail = observation[length - 1 :] if length else observation
+        self._chains[call] = chain = _hash_answers(tail, chain)
         task = _hash_task(observation)
         for choice in self._calls[call].action:
             for key in _list_keys(task, chain, message_key(choice)):
@@ -165,14 +165,14 @@ def _find_answer(observation: Sequence[Message], length: int) -> int:
 
 
 def _hash_answers(messages: Iterable[Message], chain: int = 0) -> int:
-    for each in messages:
-        if each.get("role") == "assistant":
-            chain = hash((chain, message_key(each)))
+    for message in messages:
+        if message.get("role") == "assistant":
+            chain = hash((chain, message_key(message)))
     return chain
 
 
 def _hash_task(observation: Sequence[Message]) -> int:
-    first = next((each for each in observation if each.get("role") not in RULES), None)
+    first = next((message for message in observation if message.get("role") not in RULES), None)
     return 0 if first is None else message_key(first)
 
 
@@ -210,12 +210,12 @@ class Remarks:
         self._latest.pop(conversation, None)
         self._latest[conversation] = call
         self._ends.setdefault(conversation, deque(maxlen=2)).append(call)
-        own = self._calls[call]
-        said = [each for each in own.observation[length:] if is_from_agent(each)]
+        current = self._calls[call]
+        messages = [message for message in current.observation[length:] if is_from_agent(message)]
         if not length:  # what it was asked first
-            said += [each for each in own.observation if each.get("role") == "user"][:1]
-        for each in (*said, *own.action):
-            holders = self._said.setdefault(message_key(each), [])
+            messages += [item for item in current.observation if item.get("role") == "user"][:1]
+        for message in (*messages, *current.action):
+            holders = self._said.setdefault(message_key(message), [])
             if holders[-1:] != [conversation]:
                 holders.append(conversation)
 
@@ -225,14 +225,14 @@ class Remarks:
         It repeats something said there after so many messages that it has in common with a call:
         less than was said, or more if answers were edited.
         """
-        rest = self._calls[call].observation[length:]
-        for each in reversed(rest):
-            if each.get("role") in RULES:
+        tail = self._calls[call].observation[length:]
+        for message in reversed(tail):
+            if message.get("role") in RULES:
                 continue
-            for conversation in reversed(self._said.get(message_key(each), ())[-_MOST_ALIKE:]):
+            for conversation in reversed(self._said.get(message_key(message), ())[-_MOST_ALIKE:]):
                 if self._goes_on(call, conversation, is_over):
                     return self._latest[conversation]
-        if self._has_summary(rest):
+        if self._has_summary(tail):
             matches = [
                 conversation
                 for conversation in islice(reversed(self._latest), _MOST_ALIKE)
@@ -245,7 +245,7 @@ class Remarks:
 
     def _has_summary(self, messages: Sequence[Message]) -> bool:
         """Return whether a prompt holds an answer of the latest calls, and no transcript."""
-        text = plain_text([each for each in messages if not is_from_agent(each)])
+        text = plain_text([message for message in messages if not is_from_agent(message)])
         latest = [call for call in self._answers if self._is_told(call, text)]
         return len(latest) == 1 and not any(
             self._is_told(call, text)

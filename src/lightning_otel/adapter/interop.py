@@ -45,8 +45,8 @@ def to_conventions(span: Span, *, with_content: bool) -> Span:
     if not isinstance(reward, Reward) or c.EVALUATION_NAME in span.attributes:
         return span
     shared: dict[str, Any] = {}
-    if with_content and (said := get_text(span.attributes, c.FEEDBACK_TEXT)):
-        shared[c.EVALUATION_EXPLANATION] = said
+    if with_content and (text := get_text(span.attributes, c.FEEDBACK_TEXT)):
+        shared[c.EVALUATION_EXPLANATION] = text
     if response_id := dict(reward.links).get(c.RESPONSE_ID):
         shared[c.RESPONSE_ID] = response_id
     events = [
@@ -56,8 +56,8 @@ def to_conventions(span: Span, *, with_content: bool) -> Span:
         )
         for name, value in reward.values.items()
     ]  # fmt: skip
-    shown = {_KIND: "EVALUATOR", _OUTPUT: json.dumps(dict(reward.values), ensure_ascii=False)}
-    return replace(span, attributes={**shown, **span.attributes}, events=(*span.events, *events))
+    view = {_KIND: "EVALUATOR", _OUTPUT: json.dumps(dict(reward.values), ensure_ascii=False)}
+    return replace(span, attributes={**view, **span.attributes}, events=(*span.events, *events))
 
 
 def _to_workflow(span: Span, *, with_content: bool) -> Span:
@@ -66,21 +66,21 @@ def _to_workflow(span: Span, *, with_content: bool) -> Span:
     added: dict[str, Any] = {c.OPERATION: c.INVOKE_WORKFLOW, _KIND: "CHAIN"}
     if name:
         added[c.WORKFLOW_NAME] = name
-    for source, role, reason, messages, shown in _SIDES if with_content else ():
+    for source, role, reason, messages, key in _SIDES if with_content else ():
         words = _words_of(attributes, source)
         if words is not None:
-            said = message(role, [text_part(words)], finish_reason=reason)
-            added |= {shown: words, messages: json.dumps([said], ensure_ascii=False)}
+            turn = message(role, [text_part(words)], finish_reason=reason)
+            added |= {key: words, messages: json.dumps([turn], ensure_ascii=False)}
     called = f"{c.INVOKE_WORKFLOW} {name}" if name else c.INVOKE_WORKFLOW
     return replace(span, name=called, attributes={**added, **attributes})
 
 
 def _words_of(attributes: Mapping[str, Any], key: str) -> str | None:
-    held = get_text(attributes, key)
-    if held is None:
+    text = get_text(attributes, key)
+    if text is None:
         return None
-    found = parse_json(held)
-    return (found if isinstance(found, str) else held)[:SHOWN]
+    value = parse_json(text)
+    return (value if isinstance(value, str) else text)[:SHOWN]
 
 
 def from_conventions(span: Span) -> Span:
@@ -88,7 +88,7 @@ def from_conventions(span: Span) -> Span:
     name, attributes, events = span.name, span.attributes, span.events
     if name == c.SPAN_ANNOTATION and attributes.get(_KIND) == "EVALUATOR":
         derived = _EVALUATION_KEYS
-        events = tuple(each for each in events if each.name != c.EVENT_EVALUATION)
+        events = tuple(event for event in events if event.name != c.EVENT_EVALUATION)
     elif (
         span.scope == c.SCOPE
         and attributes.get(c.OPERATION) == c.INVOKE_WORKFLOW
@@ -97,5 +97,5 @@ def from_conventions(span: Span) -> Span:
         name, derived = c.SPAN_ROLLOUT, _WORKFLOW_KEYS
     else:
         return span
-    kept = {key: value for key, value in attributes.items() if key not in derived}
-    return replace(span, name=name, attributes=kept, events=events)
+    values = {key: value for key, value in attributes.items() if key not in derived}
+    return replace(span, name=name, attributes=values, events=events)

@@ -85,10 +85,10 @@ def walk(rows: Sequence[Row], read_call: ReadCall) -> Linear | None:
     tools: list[tuple[str, ...]] = []
     path: list[int] = []
     latest: dict[str, int] = {}
-    own: dict[str, list[int]] = {}
+    members: dict[str, list[int]] = {}
     rewards: dict[int, dict[str, float]] = {}
     placed, dropped = list[tuple[int, int]](), list[tuple[int, str]]()
-    for position, (span_id, parent_id, start, end, agent, kind, named) in enumerate(rows):
+    for position, (span_id, parent_id, start, end, agent, kind, numbers) in enumerate(rows):
         above = index.get(parent_id) if parent_id else -1
         # What began before its parent, or lacks it, and ids that come twice are repaired.
         if above is None or index.setdefault(span_id, position) != position:
@@ -117,12 +117,12 @@ def walk(rows: Sequence[Row], read_call: ReadCall) -> Linear | None:
             # What an agent's tools ask is apart from what it asks itself.
             if agent in tools[position] or not read_call(position, agent):
                 return None
-            own.setdefault(agent, []).append(position)
+            members.setdefault(agent, []).append(position)
             latest[agent] = latest[_ALL] = position
             continue
         if above >= 0 and (rows[above][_KIND] in (CALL, REWARD) or over[above] < start):
             return None
-        if agent == _ALL and len(own) > 1:  # it may be the outcome of one of them
+        if agent == _ALL and len(members) > 1:  # it may be the outcome of one of them
             return None
         call = latest.get(agent)
         if call is None:
@@ -130,11 +130,11 @@ def walk(rows: Sequence[Row], read_call: ReadCall) -> Linear | None:
         elif call in rewards:  # which of them counts first says their rank
             return None
         else:
-            rewards[call] = dict(named)
+            rewards[call] = dict(numbers)
             placed.append((position, call))
-    values = [next(iter(named.values())) for named in rewards.values()]
+    values = [next(iter(numbers.values())) for numbers in rewards.values()]
     value = add_decimals(values) if values else None
-    return Linear(own, rewards, placed, dropped, value, agents)
+    return Linear(members, rewards, placed, dropped, value, agents)
 
 
 def _is_after(rows: Sequence[Row], before: Sequence[int], path: Sequence[int]) -> bool:
@@ -161,10 +161,10 @@ class Adaptation(NamedTuple):
 
 
 def adapt_linear(
-    key: AttemptKey, given: Iterable[Span], how: Advantage | None, credit: Credit, gamma: float
+    key: AttemptKey, records: Iterable[Span], how: Advantage | None, credit: Credit, gamma: float
 ) -> Adaptation | None:
     """Adapt an attempt by the usual rules; None if it is not linear."""
-    spans, starts, ends, is_counted = order_by_time(list(given))
+    spans, starts, ends, is_counted = order_by_time(list(records))
     rows = _make_rows(spans, starts, ends, is_counted=is_counted)
     if rows is None:
         return None
@@ -189,84 +189,84 @@ def adapt_linear(
             calls[position] = call
         return position in calls
 
-    found = walk(rows, take_call)
-    if found is None or len({*found.agents, ""}) > 2 or (found.dropped and not calls):
+    result = walk(rows, take_call)
+    if result is None or len({*result.agents, ""}) > 2 or (result.dropped and not calls):
         return None
-    if credit != "previous" and not _is_judged_once(rows, found):
+    if credit != "previous" and not _is_judged_once(rows, result):
         return None
     trajectories = []
     moved: dict[int, int] = {}
-    for agent, own in found.calls.items():
-        said = [calls[position] for position in own]
+    for agent, members in result.calls.items():
+        turns = [calls[position] for position in members]
         is_grown = all(
             find_choice(before.observation, before.action, call.observation) is not None
-            for before, call in pairwise(said)
+            for before, call in pairwise(turns)
         )
-        if not is_grown and not _are_anew(said):
+        if not is_grown and not _are_anew(turns):
             return None
         # Of unnamed calls that repeat nothing each identity begins anew.
-        names = [agent] * len(own) if agent or is_grown else list(map(identify, said))
+        names = [agent] * len(members) if agent or is_grown else list(map(identify, turns))
         runs = [
             (name, [at for at, _ in run])
-            for name, run in groupby(zip(own, names, strict=True), _SECOND)
+            for name, run in groupby(zip(members, names, strict=True), _SECOND)
         ]
         main = max([run for _, run in runs], key=len)
         if len(runs) > 1 and (
-            credit != "previous" or not _move_outcome(spans, rows, found, main[-1], moved)
+            credit != "previous" or not _move_outcome(spans, rows, result, main[-1], moved)
         ):
             return None
         if credit == "step":
-            for named in [*found.rewards.values()]:
-                found.rewards.update({position: dict(named) for position in own})
+            for numbers in [*result.rewards.values()]:
+                result.rewards.update({position: dict(numbers) for position in members})
         if credit == "discounted":
             from lightning_otel.adapter.credit import discount_rewards
-        begun = set[object]()
+        prior = set[object]()
         for branch, (name, run) in enumerate(runs):
             steps = []
-            named_rewards = [found.rewards.get(position, {}) for position in run]
-            values = [next(iter(named.values()), None) for named in named_rewards]
+            named_rewards = [result.rewards.get(position, {}) for position in run]
+            values = [next(iter(numbers.values()), None) for numbers in named_rewards]
             if credit == "discounted":
                 values = discount_rewards(values, range(-1, len(run) - 1), gamma)
             for step, (position, after) in enumerate(zip_longest(run, run[1:])):
-                named, worth = named_rewards[step], values[step]
+                numbers, worth = named_rewards[step], values[step]
                 following = None if after is None else calls[after].observation
                 steps.append(
                     make_transition(
-                        key, calls[position], step, worth, following, named, is_last=after is None
+                        key, calls[position], step, worth, following, numbers, is_last=after is None
                     )
                 )
-            is_guess = not (is_counted or is_grown or len(run) == 1) or name in begun
-            begun.add(name)
+            is_guess = not (is_counted or is_grown or len(run) == 1) or name in prior
+            prior.add(name)
             trajectories.append(
-                Trajectory(*key, agent, branch, tuple(steps), is_guess, reward=found.value)
+                Trajectory(*key, agent, branch, tuple(steps), is_guess, reward=result.value)
             )
     dropped = [
-        Dropped(spans[at].span_id, spans[at].trace_id, "reward", why) for at, why in found.dropped
+        Dropped(spans[at].span_id, spans[at].trace_id, "reward", why) for at, why in result.dropped
     ]
     report = count_steps(
         [step for path in trajectories for step in path.transitions],
         spans=len(spans),
         calls=len(calls),
-        rewards=len(found.placed) + len(dropped),
-        rewards_placed=len(found.placed),
+        rewards=len(result.placed) + len(dropped),
+        rewards_placed=len(result.placed),
         dropped=tuple(dropped),
     )
-    judged = {at: [moved.get(at, call)] for at, call in found.placed}
+    judged = {at: [moved.get(at, call)] for at, call in result.placed}
     if credit == "step":
-        judged = {at: own for at in judged for own in found.calls.values()}
+        judged = {at: members for at in judged for members in result.calls.values()}
     credited = [
         Credited(
             spans[at].span_id,
             spans[at].trace_id,
-            tuple([spans[position].span_id for position in own]),
+            tuple([spans[position].span_id for position in positions]),
             OUTCOME if at in moved else "previous" if credit == "discounted" else credit,
         )
-        for at, own in judged.items()
+        for at, positions in judged.items()
     ]
     start_ns = min(span.start_ns for span in spans)
     group_id = "" if how is None else group_of(spans, how.group_by)
-    totals = add_named(found.rewards.values())
-    outcome = Outcome(key, group_id, start_ns, totals, found.value, has_steps=bool(calls))
+    totals = add_named(result.rewards.values())
+    outcome = Outcome(key, group_id, start_ns, totals, result.value, has_steps=bool(calls))
     return Adaptation(trajectories, report, credited, (outcome,))
 
 
@@ -336,33 +336,33 @@ def _make_rows(
     return None if len(makes) > 1 or not (is_rooted or hosts <= makes) else rows
 
 
-def _is_judged_once(rows: Sequence[Row], found: Linear) -> bool:
+def _is_judged_once(rows: Sequence[Row], result: Linear) -> bool:
     """Return whether one agent made all calls, and at most one reward follows, for all of them."""
-    if len(found.calls) > 1 or found.dropped or len(found.placed) > 1:
+    if len(result.calls) > 1 or result.dropped or len(result.placed) > 1:
         return False
     return all(
-        own[-1] < at
+        members[-1] < at
         and (
             rows[at][_PARENT] is None
             or (rows[at][_PARENT] == rows[0][_ID] and all(row[_PARENT] for row in rows[1:at]))
         )
-        for at, _ in found.placed
-        for own in found.calls.values()
+        for at, _ in result.placed
+        for members in result.calls.values()
     )
 
 
 def _move_outcome(
-    spans: Sequence[Span], rows: Sequence[Row], found: Linear, call: int, moved: dict[int, int]
+    spans: Sequence[Span], rows: Sequence[Row], result: Linear, call: int, moved: dict[int, int]
 ) -> bool:
     """Give the reward of the whole to the only call; return whether that is all."""
-    last = max(position for own in found.calls.values() for position in own)
-    late = [(at, other) for at, other in found.placed if at > last]
-    if any(is_from_outside(spans[at]) for at, _ in found.placed):
+    last = max(position for members in result.calls.values() for position in members)
+    late = [(at, other) for at, other in result.placed if at > last]
+    if any(is_from_outside(spans[at]) for at, _ in result.placed):
         return False
-    early = {name for at, _ in found.placed if at < last for name in rows[at][-1]}
+    early = {name for at, _ in result.placed if at < last for name in rows[at][-1]}
     if all(not early.isdisjoint(rows[at][-1]) for at, _ in late):
         return True
-    if len(found.calls) > 1 or len(found.placed) > 1 or found.dropped or len(rows) > last + 2:
+    if len(result.calls) > 1 or len(result.placed) > 1 or result.dropped or len(rows) > last + 2:
         return False
     parent_id = rows[last + 1][_PARENT]
     site = next((at for at in range(last) if rows[at][_ID] == parent_id), None)
@@ -371,13 +371,13 @@ def _move_outcome(
         or rows[site][_PARENT] is not None
         or spans[site].name == c.SPAN_OPERATION
         or spans[site].attributes.get(c.OPERATION) in HOSTS
-        or any(own[0] < site for own in found.calls.values())
+        or any(members[0] < site for members in result.calls.values())
     ):
         return False
     ((at, other),) = late
     if other != call:
         moved[at] = call
-        found.rewards[call] = found.rewards.pop(other)
+        result.rewards[call] = result.rewards.pop(other)
     return True
 
 
@@ -386,9 +386,9 @@ def _are_anew(calls: Sequence[Call]) -> bool:
     if any(len(one.observation) < len(other.observation) for one, other in pairwise(calls)):
         return False
     choices = [choice for call in calls for choice in call.action]
-    said = {message_key(choice) for choice in choices}
+    keys = {message_key(choice) for choice in choices}
     return all(choice.get("role") == _MODEL for choice in choices) and not any(
-        message.get("role") == _MODEL and message_key(message) in said
+        message.get("role") == _MODEL and message_key(message) in keys
         for call in calls
         for message in call.observation
     )

@@ -15,12 +15,12 @@ from lightning_otel.types import Span
 NO_PARENT: Final = -1
 
 
-def is_counted_before(earlier: Span, later: Span) -> bool:
+def is_counted_before(first: Span, second: Span) -> bool:
     """Return whether one process counted both, one's end before the other's start."""
     return (
-        earlier.process == later.process
-        and later.sequence >= 0
-        and 0 <= earlier.end_sequence < later.sequence
+        first.process == second.process
+        and second.sequence >= 0
+        and 0 <= first.end_sequence < second.sequence
     )
 
 
@@ -33,9 +33,9 @@ def is_enclosed(inner: Span, outer: Span) -> bool:
     return inner.kind == "SERVER" and outer.kind == "CLIENT"
 
 
-def needs_causes(found: Ordered, parents: Sequence[int]) -> bool:
+def needs_causes(order: Ordered, parents: Sequence[int]) -> bool:
     """Return whether something but the clocks decides the order."""
-    spans, starts, ends, is_counted = found
+    spans, starts, ends, is_counted = order
     if is_counted:
         return False
     return any(span.sequence >= 0 or span.end_sequence >= 0 for span in spans) or any(
@@ -47,14 +47,14 @@ def needs_causes(found: Ordered, parents: Sequence[int]) -> bool:
 
 
 def order_by_cause(
-    found: Ordered, parents: Sequence[int], after: Iterable[tuple[int, int]] = ()
+    order: Ordered, parents: Sequence[int], after: Iterable[tuple[int, int]] = ()
 ) -> tuple[Ordered, list[int]]:
     """Return spans and parents in a new order, with clocks of that order.
 
     Of each two positions in ``after`` the first span ended before the second began.
     """
-    spans, size = found.spans, len(found.spans)
-    starts, ends = [0] * size, found.ends.copy()
+    spans, size = order.spans, len(order.spans)
+    starts, ends = [0] * size, order.ends.copy()
     for rank, event in enumerate(_Merge(spans, parents, after).run()):
         (ends if event & 1 else starts)[event >> 1] = rank
     moved = sorted(range(size), key=starts.__getitem__)
@@ -119,13 +119,13 @@ class _Merge:
         for position, span in enumerate(spans):  # last: what lies in a span sets its clock first
             if span.end_ns is not None and (span.sequence < 0 or span.end_sequence < 0):
                 self._need(2 * position, 2 * position + 1)
-        for earlier, later in after:
-            if spans[earlier].end_ns is not None:
-                self._need(2 * earlier + 1, 2 * later)
+        for first, second in after:
+            if spans[first].end_ns is not None:
+                self._need(2 * first + 1, 2 * second)
 
-    def _need(self, earlier: int, later: int) -> None:
-        self._followers.setdefault(earlier, []).append(later)
-        self._waits[later] += 1
+    def _need(self, first: int, second: int) -> None:
+        self._followers.setdefault(first, []).append(second)
+        self._waits[second] += 1
 
     def run(self) -> list[int]:
         events = []

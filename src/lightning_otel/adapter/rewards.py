@@ -78,12 +78,12 @@ def note_choice(rewards: Mapping[str, float]) -> tuple[str, ...]:
 
 def reward_words(span: Span) -> str:
     """Return every number of a reward with its name; of a flawed one what stands for the first."""
-    found = read_reward(span)
-    if not isinstance(found, Reward):
+    reward = read_reward(span)
+    if not isinstance(reward, Reward):
         value = span.attributes.get(c.REWARD_VALUE, "")
         return f"{value:g}" if isinstance(value, float) else str(value)
-    named = {"" if name == c.PRIMARY_REWARD else name: n for name, n in found.values.items()}
-    return ", ".join(f"{name} {value:g}".lstrip() for name, value in named.items())
+    numbers = {"" if name == c.PRIMARY_REWARD else name: n for name, n in reward.values.items()}
+    return ", ".join(f"{name} {value:g}".lstrip() for name, value in numbers.items())
 
 
 def add_decimals(numbers: Collection[float]) -> float:
@@ -99,8 +99,8 @@ def add_decimals(numbers: Collection[float]) -> float:
 def add_named(rewards: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the sum of the numbers of each name, likewise."""
     numbers: dict[str, list[float]] = {}
-    for named in rewards:
-        for name, number in named.items():
+    for reward in rewards:
+        for name, number in reward.items():
             numbers.setdefault(name, []).append(number)
     return {name: add_decimals(values) for name, values in numbers.items()}
 
@@ -126,7 +126,7 @@ def evaluations_of(span: Span) -> Iterator[Span]:
         value = to_number(event.attributes.get(c.EVALUATION_SCORE))
         if event.name != c.EVENT_EVALUATION or value is None:
             continue
-        told = f"{span.trace_id} {span.span_id} {place}".encode()
+        text = f"{span.trace_id} {span.span_id} {place}".encode()
         time_ns = event.time_ns or span.end_ns or span.start_ns
         attributes = {
             **event.attributes,
@@ -138,17 +138,17 @@ def evaluations_of(span: Span) -> Iterator[Span]:
             f"{c.LINK_PREFIX}.0.value_match": span.span_id,
         }
         yield Span(
-            span.trace_id, hashlib.sha256(told).hexdigest()[:16], span.span_id, c.SPAN_ANNOTATION,
+            span.trace_id, hashlib.sha256(text).hexdigest()[:16], span.span_id, c.SPAN_ANNOTATION,
             time_ns, time_ns, attributes=attributes, otel_resource=span.otel_resource,
             scope=span.scope,
         )  # fmt: skip
 
 
-def _read_sequence(found: object) -> tuple[float | None, ...] | None:
+def _read_sequence(value: object) -> tuple[float | None, ...] | None:
     """Return the numbers of a sequence; None if they cannot be read, or it has none."""
-    given = parse_json(found)
-    if not isinstance(given, (list, tuple)):
+    values = parse_json(value)
+    if not isinstance(values, (list, tuple)):
         return None
-    numbers = tuple(None if each is None else to_number(each) for each in given)
-    is_sound = numbers.count(None) == given.count(None) < len(given)
+    numbers = tuple(None if item is None else to_number(item) for item in values)
+    is_sound = numbers.count(None) == values.count(None) < len(values)
     return numbers if is_sound else None

@@ -20,34 +20,34 @@ def rows_of(trajectories: Iterable[Trajectory]) -> Iterator[TrainingRow]:
     Steps without token ids make none. A step that several trajectories share is in a row of the
     first of them; in the others it is part of the prompt.
     """
-    used: set[tuple[object, ...]] = set()
+    keys: set[tuple[object, ...]] = set()
     for trajectory in trajectories:
-        yield from _join_steps(trajectory, used)
+        yield from _join_steps(trajectory, keys)
 
 
-def _join_steps(trajectory: Trajectory, used: set[tuple[object, ...]]) -> Iterator[TrainingRow]:
-    held: list[Transition] = []
+def _join_steps(trajectory: Trajectory, keys: set[tuple[object, ...]]) -> Iterator[TrainingRow]:
+    steps: list[Transition] = []
     cause: RowCause = "start"
     for step in trajectory.transitions:
         fork: RowCause | None = None
         if not is_trainable(step):
             fork = "gap"
-        elif step.is_shared and (key := _step_key(step)) in used:
+        elif step.is_shared and (key := _step_key(step)) in keys:
             fork = "shared"
         else:
             if step.is_shared:
-                used.add(key)
-            reason = _find_fork(held[-1], step) if held else None
-            if held and reason is not None:
-                yield _make_row(held, cause)
-                held, cause = [], reason
-            held.append(step)
+                keys.add(key)
+            reason = _find_fork(steps[-1], step) if steps else None
+            if steps and reason is not None:
+                yield _make_row(steps, cause)
+                steps, cause = [], reason
+            steps.append(step)
             continue
-        if held:
-            yield _make_row(held, cause)
-        held, cause = [], fork
-    if held:
-        yield _make_row(held, cause)
+        if steps:
+            yield _make_row(steps, cause)
+        steps, cause = [], fork
+    if steps:
+        yield _make_row(steps, cause)
 
 
 def _find_fork(last: Transition, step: Transition) -> RowCause | None:
@@ -59,18 +59,18 @@ def _find_fork(last: Transition, step: Transition) -> RowCause | None:
     # Of a row with a gap none could be used: apart, those that are there can.
     if has_logprobs(step) != has_logprobs(last):
         return "logprobs"
-    held = array(_WIDE, last.prompt_ids) + array(_WIDE, last.response_ids)
-    return None if array(_WIDE, step.prompt_ids[: len(held)]) == held else "drift"
+    prefix = array(_WIDE, last.prompt_ids) + array(_WIDE, last.response_ids)
+    return None if array(_WIDE, step.prompt_ids[: len(prefix)]) == prefix else "drift"
 
 
 def _make_row(steps: Sequence[Transition], cause: RowCause) -> TrainingRow:
     size = len(steps[0].prompt_ids)
     mask, logprobs = bytearray(), array("d")
     for step in steps:
-        seen = len(step.prompt_ids) - size - len(mask)
-        mask += bytes(seen) + b"\1" * len(step.response_ids)
+        gap = len(step.prompt_ids) - size - len(mask)
+        mask += bytes(gap) + b"\1" * len(step.response_ids)
         if has_logprobs(step):
-            logprobs.extend(array("d", bytes(8 * seen)))
+            logprobs.extend(array("d", bytes(8 * gap)))
             logprobs.extend(array("d", step.logprobs))
     return TrainingRow(
         transitions=tuple(steps),
@@ -114,10 +114,10 @@ def token_rewards(row: TrainingRow) -> list[float] | None:
     """Each step's reward on the last token it sampled, 0.0 elsewhere, [C]; None if none has one."""
     if all(step.reward is None for step in row.transitions):
         return None
-    found = [0.0] * len(row.completion_ids)
+    rewards = [0.0] * len(row.completion_ids)
     for place, step in zip(last_tokens(row), row.transitions, strict=True):
-        found[place] = step.reward or 0.0
-    return found
+        rewards[place] = step.reward or 0.0
+    return rewards
 
 
 def token_advantages(row: TrainingRow) -> list[float] | None:
@@ -134,10 +134,10 @@ def token_weights(row: TrainingRow) -> list[float]:
 
 
 def _spread_values(row: TrainingRow, values: Sequence[float | None]) -> list[float] | None:
-    found = [0.0] * len(row.completion_ids)
+    result = [0.0] * len(row.completion_ids)
     for end, step, value in zip(last_tokens(row), row.transitions, values, strict=True):
         if value is None:
             return None
         start = end + 1 - len(step.response_ids)
-        found[start : end + 1] = [value] * len(step.response_ids)
-    return found
+        result[start : end + 1] = [value] * len(step.response_ids)
+    return result

@@ -77,20 +77,20 @@ class Selection:
     received: bool = True
 
     @classmethod
-    def of(cls, wanted: SelectionKeywords) -> "Selection":
+    def of(cls, keywords: SelectionKeywords) -> "Selection":
         """The selection that keywords describe.
 
         Raises:
             ConfigError: One of them is unknown, or cannot be understood.
         """
-        check_names("a selection of transitions", wanted, SelectionKeywords.__annotations__)
-        check_types(wanted, SelectionKeywords.__annotations__)
+        check_names("a selection of transitions", keywords, SelectionKeywords.__annotations__)
+        check_types(keywords, SelectionKeywords.__annotations__)
         for name in ("since", "until"):
-            if isinstance(number := wanted.get(name), int) and 0 < abs(number) < _LEAST_NS:
+            if isinstance(number := keywords.get(name), int) and 0 < abs(number) < _LEAST_NS:
                 raise ConfigError(f"{name} is {number}, too small for nanoseconds; {FORMS}")
-        given: dict[str, Any] = dict(wanted)
-        agents, rollouts = given.pop("agents", None), given.pop("rollout_id", None)
-        since, until = given.pop("since", None), given.pop("until", None)
+        options: dict[str, Any] = dict(keywords)
+        agents, rollouts = options.pop("agents", None), options.pop("rollout_id", None)
+        since, until = options.pop("since", None), options.pop("until", None)
         return cls(
             agents=() if agents is None else _parse_agents(agents),
             rollout_ids=None
@@ -98,7 +98,7 @@ class Selection:
             else tuple([rollouts] if isinstance(rollouts, str) else rollouts),
             since_ns=None if since is None else instant_ns(since, "since"),
             until_ns=None if until is None else instant_ns(until, "until"),
-            **given,
+            **options,
         )
 
     def spans(self, spans: Iterable[Span]) -> Iterable[Span]:
@@ -117,8 +117,8 @@ class Selection:
     @property
     def wants_all(self) -> bool:
         """True if every step of its rollouts is wanted."""
-        kept = {name: getattr(self, name) for name in _WHOLE}
-        return Selection(**kept) == self
+        values = {name: getattr(self, name) for name in _WHOLE}
+        return Selection(**values) == self
 
     def wants(self, step: Transition) -> bool:
         """Return whether a transition is wanted, as far as it shows."""
@@ -146,18 +146,18 @@ class Selection:
 
     def wants_version(self, version: str | None, resources: Mapping[str, str]) -> bool:
         """Return whether the steps of a version, of all resources or of one, are wanted."""
-        wanted = self.resource_version or ""
-        named = [version, *(f"{k}@{v}" for k, v in resources.items())]
-        texts = filter(None, named)
-        return any(each == wanted or fnmatchcase(each, wanted) for each in texts)
+        pattern = self.resource_version or ""
+        names = [version, *(f"{k}@{v}" for k, v in resources.items())]
+        texts = filter(None, names)
+        return any(text == pattern or fnmatchcase(text, pattern) for text in texts)
 
 
 _WHOLE: Final = ("rollout_ids", "since_ns", "until_ns", "received")
 """What tells of rollouts and spans, and not of steps."""
 
 
-def _parse_agents(given: str | Iterable[str]) -> tuple[str, ...]:
-    patterns = tuple(check_patterns(given, "agents"))
+def _parse_agents(value: str | Iterable[str]) -> tuple[str, ...]:
+    patterns = tuple(check_patterns(value, "agents"))
     check_patterns([pattern.removeprefix(NOT) for pattern in patterns], "agents")
     if any(pattern.removeprefix(NOT) in ("", REGEX) for pattern in patterns):
         raise ConfigError(f"agents names {patterns!r}; an empty pattern means nobody")
@@ -180,16 +180,16 @@ def apply_matchers(
 
 
 def _match_span(span: Span, is_call: Matcher | None, is_reward: Matcher | None) -> Span:
-    found = dict(span.attributes)
+    values = dict(span.attributes)
     says_call = None if is_call is None else is_call(span)
     says_reward = None if is_reward is None else is_reward(span)
-    is_one = found.get(c.OPERATION) in tuple(c.CALL_OPERATIONS)
+    is_one = values.get(c.OPERATION) in tuple(c.CALL_OPERATIONS)
     if says_call and not is_one:
-        found[c.OPERATION] = c.CHAT
+        values[c.OPERATION] = c.CHAT
     elif says_call is False and is_one:
-        del found[c.OPERATION]
+        del values[c.OPERATION]
     if says_reward:
-        found.setdefault(c.REWARD_VALUE, None)  # it is reported as one without a number
+        values.setdefault(c.REWARD_VALUE, None)  # it is reported as one without a number
     elif says_reward is False:
-        found = {k: v for k, v in found.items() if not k.startswith(f"{c.REWARD_PREFIX}.")}
-    return replace(span, attributes=found)
+        values = {k: v for k, v in values.items() if not k.startswith(f"{c.REWARD_PREFIX}.")}
+    return replace(span, attributes=values)

@@ -24,10 +24,10 @@ def follow_time(
     for tool, group in groups.items():
         is_inside = tool != NONE and NONE in groups
         index = {positions[call]: call for call in group}
-        for position, (latest, beside) in _follow_branches(tree, index).items():
+        for position, (latest, parallel) in _follow_branches(tree, index).items():
             call = index[position]
             before[call] = index.get(latest, NONE)
-            is_beside[call] = beside or (is_inside and before[call] == NONE)
+            is_beside[call] = parallel or (is_inside and before[call] == NONE)
     return before, is_beside
 
 
@@ -55,7 +55,7 @@ def _follow_branches(tree: Tree, calls: Mapping[int, int]) -> dict[int, tuple[in
         children.setdefault(upper, []).append(node)
         end[upper] = max(end[upper], end[node])
         newest[upper] = later_of(newest[upper], newest[node])
-    found = {NO_PARENT: (NONE, False)}
+    result = {NO_PARENT: (NONE, False)}
     for upper in [node for node in (NO_PARENT, *above) if node in children]:  # parents first
         siblings = sorted(children[upper], key=top.__getitem__)
         by_end = sorted(siblings, key=lambda node: (end[node], top[node]))
@@ -69,9 +69,9 @@ def _follow_branches(tree: Tree, calls: Mapping[int, int]) -> dict[int, tuple[in
             is_beside = last_end > start or is_overtaken
             last_end = max(last_end, end[node])
             # The first in what holds it may run beside others as that does.
-            before, inherited = found[upper] if latest == NONE else (latest, False)
-            found[node] = before, is_beside or inherited
-    return {position: found[position] for position in calls}
+            before, inherited = result[upper] if latest == NONE else (latest, False)
+            result[node] = before, is_beside or inherited
+    return {position: result[position] for position in calls}
 
 
 def _find_meetings(tree: Tree, calls: Mapping[int, int]) -> dict[int, int]:
@@ -81,40 +81,40 @@ def _find_meetings(tree: Tree, calls: Mapping[int, int]) -> dict[int, int]:
         is_beside = tree.parents[left] == tree.parents[right]
         nodes.add(tree.parents[left] if is_beside else tree.meet(left, right))
     nodes.discard(NO_PARENT)
-    found: dict[int, int] = {}
+    result: dict[int, int] = {}
     above: list[int] = []
     for node in sorted(nodes, key=tree.first.__getitem__):
         while above and not tree.contains(above[-1], node):
             above.pop()
-        found[node] = above[-1] if above else NO_PARENT
+        result[node] = above[-1] if above else NO_PARENT
         above.append(node)
-    return found
+    return result
 
 
 def find_tools(tree: Tree, calls: Mapping[int, Call]) -> dict[int, int]:
     """Return for each call the innermost tool of its own agent that holds it, or -1."""
-    found = dict.fromkeys(calls, NONE)
+    tool_of = dict.fromkeys(calls, NONE)
     tools = [
         at
-        for at, each in enumerate(tree.spans)
-        if each.attributes.get(c.OPERATION) == c.EXECUTE_TOOL
+        for at, span in enumerate(tree.spans)
+        if span.attributes.get(c.OPERATION) == c.EXECUTE_TOOL
     ]
     above: dict[str, list[int]] = {}
     for node in sorted({*tools, *calls}, key=tree.first.__getitem__) if tools else ():
         call = calls.get(node)
-        own = above.setdefault(tree.agents[node] if call is None else call.agent, [])
-        while own and not tree.contains(own[-1], node):
-            own.pop()
+        stack = above.setdefault(tree.agents[node] if call is None else call.agent, [])
+        while stack and not tree.contains(stack[-1], node):
+            stack.pop()
         if call is None:
-            own.append(node)
-        elif own:
-            found[node] = own[-1]
-    return found
+            stack.append(node)
+        elif stack:
+            tool_of[node] = stack[-1]
+    return tool_of
 
 
-def is_after(tree: Tree, earlier: int, later: int) -> bool:
+def is_after(tree: Tree, first: int, second: int) -> bool:
     """Return whether the part of the tree around one call ended before another's began."""
-    meeting = tree.meet(earlier, later)
-    if meeting in (earlier, later):
+    meeting = tree.meet(first, second)
+    if meeting in (first, second):
         return False
-    return tree.ends[tree.below(meeting, earlier)] <= tree.starts[tree.below(meeting, later)]
+    return tree.ends[tree.below(meeting, first)] <= tree.starts[tree.below(meeting, second)]

@@ -60,14 +60,14 @@ def _pack_array(typecode: str, choices: Iterable[Iterable[float]]) -> str:
 
 
 def _unpack_array(typecode: str, text: str) -> list[Sequence[Any]]:
-    found: list[Sequence[Any]] = []
+    lists: list[Sequence[Any]] = []
     for part in text.split(",") if "," in text else (text,):
         packed = array(typecode)
         packed.frombytes(binascii.a2b_base64(part, strict_mode=True))
         if _IS_BIG_ENDIAN:
             packed.byteswap()
-        found.append(packed)
-    return found
+        lists.append(packed)
+    return lists
 
 
 encode_ids: Final = partial(_pack_array, "i")
@@ -104,24 +104,24 @@ def token_content(
 
     Shapes: prompt [P], responses and logprobs [choices][R], None where a choice has none.
     """
-    found: dict[str, str] = {}
+    content: dict[str, str] = {}
     for key, encode, choices in (
         (c.PROMPT_TOKEN_IDS, encode_ids, [prompt_ids]),
         (c.RESPONSE_TOKEN_IDS, encode_ids, response_ids),
         (c.RESPONSE_LOGPROBS, encode_logprobs, logprobs),
     ):
-        lists = [held if isinstance(held, (list, tuple)) else () for held in choices]
+        lists = [value if isinstance(value, (list, tuple)) else () for value in choices]
         if any(lists):
-            add_encoded(found, key, encode, lists)
-    return found
+            add_encoded(content, key, encode, lists)
+    return content
 
 
 def add_encoded(
-    found: dict[str, str], key: str, encode: Callable[[Any], str], choices: Sequence[Any]
+    content: dict[str, str], key: str, encode: Callable[[Any], str], choices: Sequence[Any]
 ) -> None:
     """Add what can be encoded; a null among the logprobs leaves no list to trust."""
     with contextlib.suppress(TypeError, OverflowError):
-        found[key] = encode(choices)
+        content[key] = encode(choices)
 
 
 _ROUNDING: Final = 1e-6
@@ -184,8 +184,8 @@ def read_tokens(attributes: Mapping[str, Any]) -> Tokens:
     logprobs = _first_choice(decode_logprobs, attributes.get(c.RESPONSE_LOGPROBS))
     if not len(response):
         return Tokens(prompt, (), logprobs or (), NO_RESPONSE_IDS if len(prompt) else NO_IDS)
-    named = _first_choice(decode_ids, attributes.get(c.LOGPROB_TOKEN_IDS))
-    if named is None or (len(named) and list(named) != list(response)):
+    ids = _first_choice(decode_ids, attributes.get(c.LOGPROB_TOKEN_IDS))
+    if ids is None or (len(ids) and list(ids) != list(response)):
         return Tokens(inexact=PAIRING)
     if logprobs is None:
         return Tokens(inexact=DAMAGED_LOGPROBS)
@@ -216,15 +216,15 @@ def sampling_of(attributes: Mapping[str, Any], otel_resource: Mapping[str, Any])
 
     No server says the mode; whoever runs one may, in the resource of the process.
     """
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         name: value if name in _WHOLE else float(value)
         for key, name in _SAMPLING
         if key in attributes and to_number(value := attributes[key]) is not None
     }
     mode = attributes.get(c.LOGPROBS_MODE, otel_resource.get(c.LOGPROBS_MODE))
     if mode in _MODES:
-        found["logprobs_mode"] = mode
-    return found
+        values["logprobs_mode"] = mode
+    return values
 
 
 def notes_of(step: "Transition") -> list[str]:

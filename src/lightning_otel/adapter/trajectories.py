@@ -38,11 +38,11 @@ def link_calls(
     tools = timeline.find_tools(tree, calls)
     links: dict[Asker, Links] = {}
     for asker, positions in by_asker.items():
-        own = [calls[position] for position in positions]
-        are_marks = not is_call(own[0].span)  # marks made inside tools are one episode
+        members = [calls[position] for position in positions]
+        are_marks = not is_call(members[0].span)  # marks made inside tools are one episode
         tool_of = [NONE if are_marks else tools[position] for position in positions]
         hashed = [hashes[position] for position in positions]
-        links[asker] = Links(tree, positions, own, hashed, tool_of, are_marks=are_marks)
+        links[asker] = Links(tree, positions, members, hashed, tool_of, are_marks=are_marks)
     return links
 
 
@@ -64,47 +64,47 @@ def make_trajectories(
     """
     branches_of: Counter[str] = Counter()
     causes = Causes(tree, calls, failed)
-    found: list[Trajectory] = []
-    for (agent, _), own in links.items():
-        worth = [values.get(position) for position in own.positions]
+    trajectories: list[Trajectory] = []
+    for (agent, _), group in links.items():
+        worth = [values.get(position) for position in group.positions]
         if gamma is not None:
-            worth = credit.discount_rewards(worth, own.before, gamma)
-        paths = own.paths()
-        made = _make_transitions(key, own, paths, rewards, worth)
+            worth = credit.discount_rewards(worth, group.before, gamma)
+        paths = group.paths()
+        steps = _make_transitions(key, group, paths, rewards, worth)
         for branch, (path, cause) in enumerate(
-            zip(paths, causes.name_each(own, paths), strict=True), branches_of[agent]
+            zip(paths, causes.name_each(group, paths), strict=True), branches_of[agent]
         ):
             branches_of[agent] += 1
-            found.append(
+            trajectories.append(
                 Trajectory(
                     key.rollout_id,
                     key.attempt_id,
                     agent,
                     branch,
-                    tuple([made[node] for node in path]),
-                    is_guess=_is_guess(tree, own, path),
+                    tuple([steps[node] for node in path]),
+                    is_guess=_is_guess(tree, group, path),
                     cause=cause,
                     reward=earned,
                 )
             )
-    return found
+    return trajectories
 
 
-def _is_guess(tree: Tree, own: Links, path: Sequence[int]) -> bool:
+def _is_guess(tree: Tree, links: Links, path: Sequence[int]) -> bool:
     """Return whether only clocks order some of the steps, or one may belong elsewhere."""
-    return any(own.is_doubtful[step] for step in path) or (
+    return any(links.is_doubtful[step] for step in path) or (
         not tree.is_counted
         and not all(
-            own.is_continued[step]
-            or branches.is_known(tree, own.positions[earlier], own.positions[step])
-            for earlier, step in pairwise(path)
+            links.is_continued[step]
+            or branches.is_known(tree, links.positions[previous], links.positions[step])
+            for previous, step in pairwise(path)
         )
     )
 
 
 def _make_transitions(
     key: AttemptKey,
-    own: Links,
+    links: Links,
     paths: Sequence[Sequence[int]],
     rewards: Mapping[int, Mapping[str, float]],
     values: Sequence[float | None],
@@ -114,28 +114,28 @@ def _make_transitions(
     One whose path ends where its conversation was shortened is followed by what went on with it.
     """
     uses = Counter(node for path in paths for node in path)
-    after = {previous: call for call, previous in enumerate(own.before) if own.is_compacted[call]}
-    made: dict[int, Transition] = {}
+    after = {node: call for call, node in enumerate(links.before) if links.is_compacted[call]}
+    steps: dict[int, Transition] = {}
     for path in paths:
         for step, node in enumerate(path):
-            if node in made:
+            if node in steps:
                 continue
-            call, is_last = own.calls[node], step + 1 == len(path)
+            call, is_last = links.calls[node], step + 1 == len(path)
             following = after.get(node) if is_last else path[step + 1]
-            made[node] = make_transition(
+            steps[node] = make_transition(
                 key,
                 call,
                 step,
                 values[node],
-                call.ending if following is None else own.calls[following].observation,
-                rewards.get(own.positions[node], {}),
+                call.ending if following is None else links.calls[following].observation,
+                rewards.get(links.positions[node], {}),
                 is_last=is_last,
                 is_shared=uses[node] > 1,
             )
-    return made
+    return steps
 
 
-def _find_target(span: Span, named: Mapping[str, str]) -> str | None:
+def _find_target(span: Span, agents: Mapping[str, str]) -> str | None:
     """Return the agent that a tool hands over to, if it does.
 
     Source: ADK's ``transfer_to_agent``, the swarms of Strands and Agent Framework.
@@ -145,11 +145,11 @@ def _find_target(span: Span, named: Mapping[str, str]) -> str | None:
     if match is None or span.attributes.get(c.OPERATION) != c.EXECUTE_TOOL:
         return None
     if match[1].lower() != "agent":
-        return named.get(_slug_of(match[1]))
+        return agents.get(_slug_of(match[1]))
     arguments = parse_json(span.attributes.get(c.TOOL_ARGUMENTS))
-    given = arguments if isinstance(arguments, dict) else {}
-    target = given.get("agent_name", given.get("agent"))
-    return named.get(_slug_of(target)) if isinstance(target, str) else None
+    values = arguments if isinstance(arguments, dict) else {}
+    target = values.get("agent_name", values.get("agent"))
+    return agents.get(_slug_of(target)) if isinstance(target, str) else None
 
 
 def _slug_of(name: str) -> str:
@@ -170,8 +170,8 @@ class Causes:
         self._failed: dict[tuple[str, int], list[int]] = {}
         for position in sorted(failed):
             if observation := observation_of(tree.spans[position]):
-                given = histories.hash_history(observation).given
-                self._failed.setdefault((tree.agents[position], given), []).append(position)
+                prompt = histories.hash_history(observation).given
+                self._failed.setdefault((tree.agents[position], prompt), []).append(position)
         self._is_alone = len({*tree.agents, ""}) < 3
         self._has_caller = bytearray(len(tree.spans))  # another agent stands above its own
         self._handed: dict[str, int] = {}
@@ -185,82 +185,82 @@ class Causes:
                 self._has_caller[node] = (
                     self._has_caller[parent] if is_inside else tree.agents[parent] != ""
                 )
-        named = {_slug_of(agent): agent for agent in tree.agents}
+        agents = {_slug_of(agent): agent for agent in tree.agents}
         for position, span in enumerate(tree.spans):
-            target = get_text(span.attributes, c.HANDOFF_TARGET) or _find_target(span, named)
+            target = get_text(span.attributes, c.HANDOFF_TARGET) or _find_target(span, agents)
             if target is not None and tree.agents[position] != target:
                 self._handed.setdefault(target, position)
 
-    def name_each(self, own: Links, paths: Sequence[Sequence[int]]) -> list[BranchCause]:
+    def name_each(self, links: Links, paths: Sequence[Sequence[int]]) -> list[BranchCause]:
         """Return the cause of each path of an agent, given in order."""
-        asked: Counter[tuple[int, int]] = Counter()
+        prompts: Counter[tuple[int, int]] = Counter()
         continued: Counter[int] = Counter()
-        for call, previous in enumerate(own.before if len(paths) > 1 else ()):
+        for call, previous in enumerate(links.before if len(paths) > 1 else ()):
             if previous != NONE:
-                asked[previous, own.hashes[call].given] += 1
-                continued[previous] += own.is_continued[call]
-        seen: set[int] = set()
-        found: list[BranchCause] = []
+                prompts[previous, links.hashes[call].given] += 1
+                continued[previous] += links.is_continued[call]
+        nodes: set[int] = set()
+        causes: list[BranchCause] = []
         for path in paths:
-            first = next(step for step in path if step not in seen)
-            seen.update(path)
-            previous, hashed = own.before[first], own.hashes[first]
-            if own.repeats[first] != NONE or self._asks_again(own, first):
-                found.append("retry")
+            first = next(step for step in path if step not in nodes)
+            nodes.update(path)
+            previous, hashed = links.before[first], links.hashes[first]
+            if links.repeats[first] != NONE or self._asks_again(links, first):
+                causes.append("retry")
             elif previous == NONE:
-                found.append(self._first_cause(own, first))
-            elif own.is_compacted[first]:
-                found.append("compaction")
-            elif own.is_beside[first]:
-                found.append("parallel")
-            elif hashed.prefixes and asked[previous, hashed.given] > 1:
-                found.append("retry")
-            elif own.is_continued[first] and continued[previous] > 1:
-                found.append("rewind")
+                causes.append(self._first_cause(links, first))
+            elif links.is_compacted[first]:
+                causes.append("compaction")
+            elif links.is_beside[first]:
+                causes.append("parallel")
+            elif hashed.prefixes and prompts[previous, hashed.given] > 1:
+                causes.append("retry")
+            elif links.is_continued[first] and continued[previous] > 1:
+                causes.append("rewind")
             else:
-                found.append("parallel")
-        return found
+                causes.append("parallel")
+        return causes
 
-    def _first_cause(self, own: Links, first: int) -> BranchCause:
-        position = own.positions[first]
+    def _first_cause(self, links: Links, first: int) -> BranchCause:
+        position = links.positions[first]
         if not self._is_alone:
-            handed = self._handed.get(own.calls[first].agent)
+            handed = self._handed.get(links.calls[first].agent)
             if handed is not None and handed < position:
                 return "hand_off"
             if self._has_caller[position]:
                 return "sub_agent"
             if self._takes_on(position):
                 return "hand_off"
-        return "parallel" if own.is_beside[first] else "start"
+        return "parallel" if links.is_beside[first] else "start"
 
-    def _asks_again(self, own: Links, call: int) -> bool:
+    def _asks_again(self, links: Links, call: int) -> bool:
         """Return whether a call repeats a failed one, with a remark at most."""
-        observation, position = own.calls[call].observation, own.positions[call]
-        for length, given in enumerate(own.hashes[call].prefixes if self._failed else (), 1):
+        observation, position = links.calls[call].observation, links.positions[call]
+        for length, prompt in enumerate(links.hashes[call].prefixes if self._failed else (), 1):
             if length < len(observation) and histories.is_from_agent(observation[length]):
                 continue
-            for earlier in self._failed.get((own.calls[call].agent, given), ()):
-                if earlier < position and self._is_over(earlier, position):
+            for first in self._failed.get((links.calls[call].agent, prompt), ()):
+                if first < position and self._is_over(first, position):
                     return True
         return False
 
-    def _is_over(self, earlier: int, later: int) -> bool:
+    def _is_over(self, first: int, second: int) -> bool:
         """Return whether a call had failed by then; one that never ended may have gone on."""
-        one, other = self._tree.spans[earlier], self._tree.spans[later]
+        one, other = self._tree.spans[first], self._tree.spans[second]
         if one.end_ns is None:
             return "" != one.process != other.process != ""
-        return timeline.is_after(self._tree, earlier, later)
+        return timeline.is_after(self._tree, first, second)
 
     def _takes_on(self, position: int) -> bool:
         """Return whether a call begins with another agent's history, answer included."""
         if self._left is None:
             self._left = {}
             for at, call in self._calls.items():
-                for left in histories.hash_spoken(call).left:
-                    self._left.setdefault(left, []).append(at)
+                for answer in histories.hash_spoken(call).left:
+                    self._left.setdefault(answer, []).append(at)
         call, tree = self._calls[position], self._tree
         return any(
-            self._calls[earlier].agent != call.agent and tree.ends[earlier] <= tree.starts[position]
+            self._calls[other].agent != call.agent and tree.ends[other] <= tree.starts[position]
             for prefix in reversed(histories.hash_spoken(call).prefixes)
-            for earlier in self._left.get(prefix, ())[:_MOST_ALIKE]
+            for other in self._left.get(prefix, ())[:_MOST_ALIKE]
         )

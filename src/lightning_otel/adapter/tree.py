@@ -112,18 +112,18 @@ def repair_parents(
 def _look_elsewhere(
     spans: Sequence[Span], missing: Iterable[int], parents: list[int], rules: dict[int, str]
 ) -> None:
-    wanted = {spans[position].parent_span_id for position in missing}
+    ids = {spans[position].parent_span_id for position in missing}
     holders: dict[str | None, list[int]] = {}
     for position, span in enumerate(spans):
-        if span.span_id in wanted:
+        if span.span_id in ids:
             holders.setdefault(span.span_id, []).append(position)
     for position in missing:
         span = spans[position]
-        found = holders.get(span.parent_span_id, ())
-        if len(found) == 1:
-            parents[position] = found[0]
+        hosts = holders.get(span.parent_span_id, ())
+        if len(hosts) == 1:
+            parents[position] = hosts[0]
             rules[position] = OTHER_TRACE
-        elif found:
+        elif hosts:
             rules[position] = OTHER_TRACES
         elif span.name != c.SPAN_ROLLOUT and not may_move(span):
             rules[position] = NEVER_CAME
@@ -142,8 +142,8 @@ def _cut_cycles(parents: list[int], rules: dict[int, str]) -> None:
             first = min(walk[walk.index(node) :])
             parents[first] = NO_PARENT
             rules[first] = CIRCLE
-        for seen in walk:
-            state[seen] = 2
+        for step in walk:
+            state[step] = 2
 
 
 def _may_be_enclosed(span: Span, rule: str | None) -> bool:
@@ -180,10 +180,10 @@ def _enclose_calls(
             working.pop(position, None)
             everyone.pop(position, None)
         else:
-            own = working if parents[position] == NO_PARENT else everyone
-            around = _find_host(spans, walk, own, position)
-            if around is not None and ends[position] <= ends[around]:
-                parents[position] = around
+            hosts = working if parents[position] == NO_PARENT else everyone
+            caller = _find_host(spans, walk, hosts, position)
+            if caller is not None and ends[position] <= ends[caller]:
+                parents[position] = caller
                 rules[position] = ENCLOSED
     _cut_cycles(parents, rules)
 
@@ -221,13 +221,13 @@ class Tree(Walk):
 
     __slots__ = ("agents", "depths", "ends", "is_counted", "jumps", "repairs", "spans", "starts")
 
-    def __init__(self, found: Ordered, parents: Sequence[int], repairs: tuple[Repair, ...]) -> None:
+    def __init__(self, order: Ordered, parents: Sequence[int], repairs: tuple[Repair, ...]) -> None:
         super().__init__(parents)
-        self.spans: Sequence[Span] = found.spans
-        self.starts = found.starts
-        self.ends = [max(start, end) for start, end in zip(found.starts, found.ends, strict=True)]
+        self.spans: Sequence[Span] = order.spans
+        self.starts = order.starts
+        self.ends = [max(start, end) for start, end in zip(order.starts, order.ends, strict=True)]
         self.repairs = repairs
-        self.is_counted = found.is_counted
+        self.is_counted = order.is_counted
         self.agents = [""] * len(parents)
         # Any ancestor is a logarithmic number of jumps away: Myers, An applicative random-access
         # stack, Information Processing Letters 17 (1983). Index -1 stands for what is above roots.
@@ -247,13 +247,13 @@ class Tree(Walk):
         by_first = sorted(others, key=self.first.__getitem__)
         firsts = [self.first[other] for other in by_first]
         reach = [-1, *accumulate((self.last[other] for other in by_first), max)]
-        found = []
+        result = []
         for node in nodes:
             before = bisect_left(firsts, self.first[node])
             holds = before < len(firsts) and firsts[before] <= self.last[node]
             if not holds and reach[before] < self.first[node]:
-                found.append(node)
-        return found
+                result.append(node)
+        return result
 
     def climb(self, node: int, is_there: Callable[[int], bool]) -> int:
         """Return the nearest span at or above a span for which something holds, or -1.
@@ -280,18 +280,18 @@ def build_tree(spans: Iterable[Span], after: Sequence[tuple[Span, Span]] = ()) -
 
     Of each two in ``after`` the first is known to have ended before the second began.
     """
-    found = order_by_time(list(spans))
-    parents, repairs = repair_parents(found.spans, found.starts, found.ends)
-    places = {id(span): i for i, span in enumerate(found.spans)} if after else {}
-    known = [(places[id(one)], places[id(other)]) for one, other in after]
-    if known or ordering.needs_causes(found, parents):
-        found, parents = ordering.order_by_cause(found, parents, known)
-    return Tree(found, parents, repairs)
+    order = order_by_time(list(spans))
+    parents, repairs = repair_parents(order.spans, order.starts, order.ends)
+    places = {id(span): i for i, span in enumerate(order.spans)} if after else {}
+    pairs = [(places[id(one)], places[id(other)]) for one, other in after]
+    if pairs or ordering.needs_causes(order, parents):
+        order, parents = ordering.order_by_cause(order, parents, pairs)
+    return Tree(order, parents, repairs)
 
 
-def rebuild_tree(tree: Tree, told: Iterable[tuple[int, int]]) -> tuple[Tree, list[int]]:
+def rebuild_tree(tree: Tree, pairs: Iterable[tuple[int, int]]) -> tuple[Tree, list[int]]:
     """Build the tree anew, knowing what ended before what; return also each span's new position."""
     spans = tree.spans
-    found = build_tree(spans, [(spans[one], spans[other]) for one, other in told])
-    places = {id(span): position for position, span in enumerate(found.spans)}
-    return found, [places[id(span)] for span in spans]
+    result = build_tree(spans, [(spans[one], spans[other]) for one, other in pairs])
+    places = {id(span): position for position, span in enumerate(result.spans)}
+    return result, [places[id(span)] for span in spans]

@@ -38,39 +38,39 @@ def span_of(given: "Span | ReadableSpan") -> Span:
     """The span, or what the SDK's says as one of ours."""
     if isinstance(given, Span):
         return given
-    found: Any = given
-    context, parent, status = found.context, found.parent, found.status
+    source: Any = given
+    context, parent, status = source.context, source.parent, source.status
     return Span(
         trace_id=format(context.trace_id, "032x"),
         span_id=format(context.span_id, "016x"),
         parent_span_id=format(parent.span_id, "016x") if parent is not None else None,
-        name=found.name,
-        start_ns=found.start_time or 0,
-        end_ns=found.end_time,
-        kind=found.kind.name,
+        name=source.name,
+        start_ns=source.start_time or 0,
+        end_ns=source.end_time,
+        kind=source.kind.name,
         status=status.status_code.name,
         status_message=status.description or "",
-        attributes=_read_attributes(found.attributes),
+        attributes=_read_attributes(source.attributes),
         events=tuple(
-            Event(each.name, each.timestamp, _read_attributes(each.attributes))
-            for each in found.events
+            Event(event.name, event.timestamp, _read_attributes(event.attributes))
+            for event in source.events
         ),
         links=tuple(
             Link(
-                format(each.context.trace_id, "032x"),
-                format(each.context.span_id, "016x"),
-                _read_attributes(each.attributes),
+                format(link.context.trace_id, "032x"),
+                format(link.context.span_id, "016x"),
+                _read_attributes(link.attributes),
             )
-            for each in found.links
+            for link in source.links
         ),
-        otel_resource=_read_attributes(found.resource.attributes),
-        scope=found.instrumentation_scope.name if found.instrumentation_scope else "",
+        otel_resource=_read_attributes(source.resource.attributes),
+        scope=source.instrumentation_scope.name if source.instrumentation_scope else "",
     )
 
 
-def _read_attributes(found: Mapping[str, Any] | None) -> dict[str, Any]:
+def _read_attributes(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
     # The SDK keeps lists as tuples; ours, which were JSON once, are lists.
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in (found or {}).items()}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in (attributes or {}).items()}
 
 
 WAITING: Final = (
@@ -104,13 +104,13 @@ class TraceAdapter(ABC, Generic[T]):
 def _describe_states(outcome: Outcome, paths: Sequence[Trajectory]) -> Outcome:
     """Return an attempt's outcome with its steps by their states; the first may be its group."""
     steps = {(step.trace_id, step.span_id): step for path in paths for step in path.transitions}
-    own = {
+    estimates = {
         ids: Outcome(outcome.key, state_key(step), step.start_ns, step.rewards, step.reward)
         for ids, step in steps.items()
     }
-    first = next(iter(own.values()), outcome).group_id
-    group_id = outcome.group_id or (f"prompt-{first}" if own else "")
-    return outcome._replace(steps=own, group_id=group_id)
+    first = next(iter(estimates.values()), outcome).group_id
+    group_id = outcome.group_id or (f"prompt-{first}" if estimates else "")
+    return outcome._replace(steps=estimates, group_id=group_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,15 +195,15 @@ class TripletAdapter:
             estimates: Advantages of attempts, where these spans are not all there are to compare.
             origins: Calls of other attempts that some of these go on from, by a response's id.
         """
-        found = self._adapt_attempts(spans, incomplete, origins)
+        result = self._adapt_attempts(spans, incomplete, origins)
         how = self.comparison()
         if how is None:
-            return found
+            return result
         if estimates is None:
-            estimates = advantages.estimate_advantages(found.outcomes, how, self.compose)
-        paths, dropped = advantages.stamp_steps(found.trajectories, estimates)
-        report = replace(found.report, dropped=(*found.report.dropped, *dropped))
-        return found._replace(trajectories=paths, report=report)
+            estimates = advantages.estimate_advantages(result.outcomes, how, self.compose)
+        paths, dropped = advantages.stamp_steps(result.trajectories, estimates)
+        report = replace(result.report, dropped=(*result.report.dropped, *dropped))
+        return result._replace(trajectories=paths, report=report)
 
     def outcomes(
         self,
@@ -225,56 +225,56 @@ class TripletAdapter:
         incomplete: Collection[tuple[str, str]],
         origins: Iterable[Span] = (),
     ) -> Adaptation:
-        attempts, repeated, waiting = sort_attempts(
+        attempts, repeated, strays = sort_attempts(
             apply_matchers(readers.read(map(span_of, spans)), self.is_call, self.is_reward)
         )
-        every = [*readers.read(origins), *(span for own in attempts.values() for span in own)]
-        answers = index_answers(complete_calls(every, every))
-        found = [
+        records = [*readers.read(origins), *(span for group in attempts.values() for span in group)]
+        answers = index_answers(complete_calls(records, records))
+        parts = [
             self._adapt_attempt(
-                key, complete_calls(own, every), repeated.get(key, ()), answers,
+                key, complete_calls(members, records), repeated.get(key, ()), answers,
                 is_complete=key not in incomplete,
             )
-            for key, own in attempts.items()
+            for key, members in attempts.items()
         ]  # fmt: skip
-        reasons = [(span, read_reward(span)) for span in waiting]
+        reasons = [(span, read_reward(span)) for span in strays]
         dropped = [
             Dropped(span.span_id, span.trace_id, "reward", why if isinstance(why, str) else WAITING)
             for span, why in reasons
         ]
-        rest = Report(
-            spans=len(waiting),
+        remainder = Report(
+            spans=len(strays),
             rollouts=len({key.rollout_id for key in attempts}),
-            rewards=len(waiting),
+            rewards=len(strays),
             dropped=tuple(dropped),
         )
-        outcomes = [outcome for part in found for outcome in part.outcomes]
+        outcomes = [outcome for part in parts for outcome in part.outcomes]
         how = self.comparison()
         if how is not None and how.group_by in (advantages.STATE, advantages.PROMPT):
             outcomes = [
                 _describe_states(outcome, part.trajectories)
-                for part in found
+                for part in parts
                 for outcome in part.outcomes
             ]
         return Adaptation(
-            [path for each in found for path in each.trajectories],
-            Report.total([rest, *(each.report for each in found)]),
-            [credited for each in found for credited in each.credited],
+            [path for part in parts for path in part.trajectories],
+            Report.total([remainder, *(part.report for part in parts)]),
+            [credited for part in parts for credited in part.credited],
             outcomes,
-            [(*attempt, part) for attempt, part in zip(attempts.items(), found, strict=True)],
+            [(*attempt, part) for attempt, part in zip(attempts.items(), parts, strict=True)],
         )
 
     def _adapt_attempt(
-        self, key: AttemptKey, own: Sequence[Span], repeated: Sequence[Span],
+        self, key: AttemptKey, members: Sequence[Span], repeated: Sequence[Span],
         answers: Answers | None, *, is_complete: bool,
     ) -> Adaptation:  # fmt: skip
         is_usual = self.compose is advantages.primary and not repeated
         if is_complete and is_usual and isinstance(self.credit, str):
-            found = adapt_linear(key, own, self.comparison(), self.credit, self.gamma)
-            if found is not None:
-                return found
+            result = adapt_linear(key, members, self.comparison(), self.credit, self.gamma)
+            if result is not None:
+                return result
         from lightning_otel.adapter.assembly import Assembly
         from lightning_otel.adapter.tree import build_tree
 
-        assembly = Assembly(key, build_tree(own), self, repeated, answers)
+        assembly = Assembly(key, build_tree(members), self, repeated, answers)
         return assembly.adapt() if is_complete else assembly.leave_out(INCOMPLETE_ROLLOUT)

@@ -59,10 +59,10 @@ def summary(
     """The attributes with what readers make of them; the very same where none has a say."""
     if scope == c.SCOPE:
         return attributes
-    found = agentlightning.ids_of(attributes, otel_resource)
+    values = agentlightning.ids_of(attributes, otel_resource)
     for reader in _readers_of(attributes):
-        found |= reader.summary(name, attributes)
-    return {**attributes, **found} if found else attributes
+        values |= reader.summary(name, attributes)
+    return {**attributes, **values} if values else attributes
 
 
 def read(spans: Iterable[Span]) -> Iterable[Span]:
@@ -82,15 +82,15 @@ def _read_span(span: Span) -> Span:
     attributes = span.attributes
     if any(key in attributes for key in _OWN_KEYS):
         return span
-    found = agentlightning.ids_of(attributes, span.otel_resource)
+    values = agentlightning.ids_of(attributes, span.otel_resource)
     for reader in _readers_of(attributes):
-        found |= reader.summary(span.name, attributes)
-        found |= reader.content(span)
-    if not found:
+        values |= reader.summary(span.name, attributes)
+        values |= reader.content(span)
+    if not values:
         return span
-    return replace(span, attributes={**attributes, **found})
+    return replace(span, attributes={**attributes, **values})
 
 
 def _readers_of(attributes: Mapping[str, Any]) -> Iterable[Reader]:
-    found = _MARKS.intersection(attributes)
-    return [reader for reader, marks in _MARKED if not marks.isdisjoint(found)] if found else ()
+    present = _MARKS.intersection(attributes)
+    return [reader for reader, marks in _MARKED if not marks.isdisjoint(present)] if present else ()

@@ -30,9 +30,9 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     for key in _OUTPUTS:
         text = attributes.get(key)
         if isinstance(text, str) and '"reward"' in text:
-            told = parse_json(text)
-            if isinstance(told, Mapping) and told.get("type") == "reward":
-                value = told.get("value")
+            body = parse_json(text)
+            if isinstance(body, Mapping) and body.get("type") == "reward":
+                value = body.get("value")
                 return {} if value is None else {c.REWARD_VALUE: value}
     old = attributes.get(_OLD_REWARD)
     is_old = old is not None and name.startswith("agentlightning.")
@@ -50,7 +50,7 @@ def ids_of(attributes: Mapping[str, Any], otel_resource: Mapping[str, Any]) -> d
     """Rollout and attempt of a span whose resource names them and whose attributes do not."""
     if not otel_resource.get(c.ROLLOUT_ID) or attributes.get(c.ROLLOUT_ID):
         return {}
-    found = {c.ROLLOUT_ID: otel_resource[c.ROLLOUT_ID]}
+    ids = {c.ROLLOUT_ID: otel_resource[c.ROLLOUT_ID]}
     if otel_resource.get(c.ATTEMPT_ID):
-        found[c.ATTEMPT_ID] = otel_resource[c.ATTEMPT_ID]
-    return found
+        ids[c.ATTEMPT_ID] = otel_resource[c.ATTEMPT_ID]
+    return ids

@@ -57,7 +57,7 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first_of(attributes: Mapping[str, Any], keys: Iterable[str]) -> str | None:
-    return next((found for key in keys if (found := get_text(attributes, key))), None)
+    return next((text for key in keys if (text := get_text(attributes, key))), None)
 
 
 def content(span: Span) -> dict[str, Any]:
@@ -69,26 +69,26 @@ def content(span: Span) -> dict[str, Any]:
         return {CALLED_TOOL: part}
     if _first_of(attributes, _KINDS) != "tool":
         return {}
-    found = drop_none({key: _first_of(attributes, theirs) for key, theirs in _TOLD.items()})
+    values = drop_none({key: _first_of(attributes, theirs) for key, theirs in _TOLD.items()})
     # Decorators tell {"args": …, "kwargs": …}, and what the function gave, as JSON.
     arguments, result = parse_json(_first_of(attributes, _INPUTS)), _first_of(attributes, _OUTPUTS)
     if isinstance(arguments, Mapping):
-        named = arguments.get("kwargs")
-        is_plain = isinstance(named, Mapping) and not arguments.get("args")
-        found[c.TOOL_ARGUMENTS] = chat.dump(named if is_plain else arguments)
+        options = arguments.get("kwargs")
+        is_plain = isinstance(options, Mapping) and not arguments.get("args")
+        values[c.TOOL_ARGUMENTS] = chat.dump(options if is_plain else arguments)
     if result is not None:
-        told = parse_json(result)
-        found[c.TOOL_RESULT] = told if isinstance(told, str) else result
-    return found
+        body = parse_json(result)
+        values[c.TOOL_RESULT] = body if isinstance(body, str) else result
+    return values
 
 
 def join_tool_calls(spans: Sequence[Span], parts: Iterable[Span]) -> list[Span]:
     """Return the spans, with tool calls put into the answers that made them, in order of start."""
-    wanted: dict[tuple[str, str], list[Any]] = {}
+    groups: dict[tuple[str, str], list[Any]] = {}
     for part in sorted(parts, key=lambda span: (span.start_ns, span.span_id)):
         call = part.trace_id, part.parent_span_id or ""
-        wanted.setdefault(call, []).append(part.attributes[CALLED_TOOL])
-    return [_add_parts(span, wanted.get((span.trace_id, span.span_id))) for span in spans]
+        groups.setdefault(call, []).append(part.attributes[CALLED_TOOL])
+    return [_add_parts(span, groups.get((span.trace_id, span.span_id))) for span in spans]
 
 
 def _add_parts(span: Span, parts: list[Any] | None) -> Span:
@@ -96,9 +96,9 @@ def _add_parts(span: Span, parts: list[Any] | None) -> Span:
         return span
     answers = objects(parse_json(span.attributes.get(c.OUTPUT_MESSAGES)))
     first = dict(answers[0]) if answers else message("assistant", [])
-    own = objects(first.get("parts"))
-    if any(part.get("type") == "tool_call" for part in own):
+    items = objects(first.get("parts"))
+    if any(part.get("type") == "tool_call" for part in items):
         return span
-    first["parts"] = [*own, *parts]
+    first["parts"] = [*items, *parts]
     dumped = chat.dump([first, *answers[1:]])
     return replace(span, attributes={**span.attributes, c.OUTPUT_MESSAGES: dumped})

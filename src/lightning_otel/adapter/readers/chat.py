@@ -40,8 +40,8 @@ def read_rows(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]
                 node = inner
             else:
                 node.setdefault(leaf, value)
-    found = _as_list(tree)
-    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+    items = _as_list(tree)
+    return [row for row in items if isinstance(row, dict)] if isinstance(items, list) else []
 
 
 def _as_list(node: Any) -> Any:
@@ -54,9 +54,9 @@ def _as_list(node: Any) -> Any:
     return inner
 
 
-def drop_none(found: Mapping[str, Any]) -> dict[str, Any]:
+def drop_none(values: Mapping[str, Any]) -> dict[str, Any]:
     """Attributes without those that nothing is known of."""
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def dump(value: object) -> str:
@@ -100,8 +100,8 @@ def read_choices(choices: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def read_reasons(choices: Iterable[Mapping[str, Any]]) -> list[str] | None:
     """Return the finish reason of each choice that has one; None if none has."""
-    found = [choice.get("finish_reason") for choice in choices]
-    return [reason for reason in found if isinstance(reason, str)] or None
+    reasons = [choice.get("finish_reason") for choice in choices]
+    return [reason for reason in reasons if isinstance(reason, str)] or None
 
 
 def dump_tools(definitions: Iterable[object]) -> str | None:
@@ -122,8 +122,8 @@ def choice_tokens(body: Mapping[str, Any]) -> dict[str, str]:
 
 def _token_ids(choice: Mapping[str, Any]) -> object:
     """Return a choice's token ids; LiteLLM keeps them among what it does not know."""
-    held = choice.get("token_ids")
-    return held or object_of(choice.get("provider_specific_fields")).get("token_ids")
+    ids = choice.get("token_ids")
+    return ids or object_of(choice.get("provider_specific_fields")).get("token_ids")
 
 
 def logprobs_of(content: object) -> list[Any]:
@@ -131,6 +131,6 @@ def logprobs_of(content: object) -> list[Any]:
     return [token.get("logprob") for token in objects(content)]
 
 
-def make_texts(role: str, found: Iterable[object]) -> list[Message]:
+def make_texts(role: str, texts: Iterable[object]) -> list[Message]:
     """Messages of plain text."""
-    return [message(role, [text_part(text)]) for text in found if isinstance(text, str)]
+    return [message(role, [text_part(text)]) for text in texts if isinstance(text, str)]

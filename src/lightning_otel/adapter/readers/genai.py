@@ -30,31 +30,31 @@ _REASONS: Final = {"tool_call": "tool_calls"}
 
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """A tool called by MCP, why the choices ended, and an evaluation as a reward."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if attributes.get(_MCP_METHOD) == _CALL_TOOL:
-        found[c.OPERATION] = c.EXECUTE_TOOL
+        values[c.OPERATION] = c.EXECUTE_TOOL
         tool = name.partition(f"{_CALL_TOOL} ")[2]
         if tool and c.TOOL_NAME not in attributes:
-            found[c.TOOL_NAME] = tool
+            values[c.TOOL_NAME] = tool
     score = attributes.get(c.EVALUATION_SCORE)
     if to_number(score) is not None and c.REWARD_VALUE not in attributes:
-        found |= {c.REWARD_VALUE: score, c.REWARD_NAME: attributes.get(c.EVALUATION_NAME)}
+        values |= {c.REWARD_VALUE: score, c.REWARD_NAME: attributes.get(c.EVALUATION_NAME)}
     reasons = attributes.get(c.FINISH_REASONS)
     if isinstance(reasons, str) and reasons.startswith("["):
         reasons = parse_json(reasons)
     if not isinstance(reasons, (list, tuple)):
-        return found
+        return values
     spelt = [_REASONS.get(reason, reason) for reason in reasons if isinstance(reason, str)]
-    return {**found, c.FINISH_REASONS: spelt}
+    return {**values, c.FINISH_REASONS: spelt}
 
 
 def content(span: Span) -> dict[str, Any]:
     """Messages and tools as ours are, where they are not."""
-    found = {}
-    asked = object_of(parse_json(span.attributes.get(_PARAMETERS)))
-    offers = [*objects(asked.get("function_tools")), *objects(asked.get("output_tools"))]
+    values = {}
+    parameters = object_of(parse_json(span.attributes.get(_PARAMETERS)))
+    offers = [*objects(parameters.get("function_tools")), *objects(parameters.get("output_tools"))]
     if offers and c.TOOL_DEFINITIONS not in span.attributes:
-        found[c.TOOL_DEFINITIONS] = chat.dump_tools(offers)
+        values[c.TOOL_DEFINITIONS] = chat.dump_tools(offers)
     for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES):
         # Structured values may stand on events; some put them on spans.
         messages = parse_json(span.attributes.get(key))
@@ -64,29 +64,29 @@ def content(span: Span) -> dict[str, Any]:
             text = span.attributes[key]
             if not isinstance(text, str) or chat.RESULT in text:
                 messages = [part for item in messages for part in chat.split_results(item)]
-            found[key] = chat.dump([_normalize_message(item) for item in messages])
-    return found
+            values[key] = chat.dump([_normalize_message(item) for item in messages])
+    return values
 
 
 def _normalize_message(item: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in item.items() if value is not None}
-    reason = kept.get("finish_reason")
+    body = {key: value for key, value in item.items() if value is not None}
+    reason = body.get("finish_reason")
     if isinstance(reason, str):
-        kept["finish_reason"] = _REASONS.get(reason, reason)
-    parts = kept.get("parts")
+        body["finish_reason"] = _REASONS.get(reason, reason)
+    parts = body.get("parts")
     if not isinstance(parts, list):
-        is_chat = parts is None and ("content" in kept or "tool_calls" in kept)
-        return read_message(kept, finish_reason=kept.get("finish_reason")) if is_chat else kept
-    if "tool_call_id" in kept:
+        is_chat = parts is None and ("content" in body or "tool_calls" in body)
+        return read_message(body, finish_reason=body.get("finish_reason")) if is_chat else body
+    if "tool_call_id" in body:
         text = "".join(to_text(p.get("content", "")) for p in parts if isinstance(p, Mapping))
-        return read_message({"role": "tool", "content": text, "id": kept["tool_call_id"]})
-    calls = kept.pop("tool_calls", None)
+        return read_message({"role": "tool", "content": text, "id": body["tool_call_id"]})
+    calls = body.pop("tool_calls", None)
     if isinstance(calls, list):
         parts = [*parts, *(read_call(call) for call in calls if isinstance(call, Mapping))]
     parts = [part_of(part) if _is_call(part) else part for part in parts]
     if len(parts) > 1:
         parts = [part for part in parts if not _is_empty(part)]
-    return {**kept, "parts": parts}
+    return {**body, "parts": parts}
 
 
 def _is_call(part: object) -> bool:

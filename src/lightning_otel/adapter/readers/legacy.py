@@ -56,62 +56,62 @@ _EVENT_CONTENT: Final = "gen_ai.event.content"
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Operation, provider and usage under today's names, where those are not there."""
     get = attributes.get
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if c.OPERATION not in attributes:
-        asked = next((kind for key in _REQUEST_TYPES if (kind := get(key))), None)
-        operation = _OPERATIONS.get(to_text(asked))
+        request = next((kind for key in _REQUEST_TYPES if (kind := get(key))), None)
+        operation = _OPERATIONS.get(to_text(request))
         if operation == c.TEXT_COMPLETION and f"{_PROMPT}.0.role" in attributes:
             operation = c.CHAT
-        found[c.OPERATION] = operation or (c.CHAT if f"{_PROMPT}.0.role" in attributes else None)
+        values[c.OPERATION] = operation or (c.CHAT if f"{_PROMPT}.0.role" in attributes else None)
     system = get(_SYSTEM)
     if c.PROVIDER not in attributes and isinstance(system, str):
-        found[c.PROVIDER] = system.lower()
+        values[c.PROVIDER] = system.lower()
     for key, old in _USAGE.items():
         if key not in attributes:
-            found[key] = get(old)
+            values[key] = get(old)
     reason = get(f"{_COMPLETION}.0.finish_reason")
     if c.FINISH_REASONS not in attributes and isinstance(reason, str):
-        found[c.FINISH_REASONS] = [reason]
-    return drop_none(found)
+        values[c.FINISH_REASONS] = [reason]
+    return drop_none(values)
 
 
 def content(span: Span) -> dict[str, Any]:
     """Messages and tools, where they are not told in today's form too."""
     attributes = span.attributes
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if c.INPUT_MESSAGES not in attributes and c.OUTPUT_MESSAGES not in attributes:
         rows = read_rows(attributes, _PROMPT)
-        given: list[Mapping[str, Any]] = [read_message(_parse_parts(row), "user") for row in rows]
+        prompt: list[Mapping[str, Any]] = [read_message(_parse_parts(row), "user") for row in rows]
         answered = [
             read_message(_parse_parts(row), "assistant", finish_reason=row.get("finish_reason"))
             for row in read_rows(attributes, _COMPLETION)
         ]
-        for event in () if given or answered else tuple(span.events):
+        for event in () if prompt or answered else tuple(span.events):
             # The body as JSON in one attribute, or its fields as attributes.
-            held = parse_json(event.attributes.get(_EVENT_CONTENT))
-            body = held if isinstance(held, Mapping) else event.attributes
+            value = parse_json(event.attributes.get(_EVENT_CONTENT))
+            body = value if isinstance(value, Mapping) else event.attributes
             if event.name in _EVENTS:
-                said = {**body, **_read_blocks(body.get("content"))}
-                given += chat.split_results(read_message(said, _EVENTS[event.name]))
+                fields = {**body, **_read_blocks(body.get("content"))}
+                prompt += chat.split_results(read_message(fields, _EVENTS[event.name]))
             elif event.name == _CHOICE_EVENT:
                 blocks = _read_blocks(body.get("message"))
                 answered += chat.read_choices([{**body, "message": blocks} if blocks else body])
         if attributes.get(c.OPERATION) == c.EXECUTE_TOOL and span.events:
             return _read_tool(span)
-        if given:
-            found[c.INPUT_MESSAGES] = chat.dump(given)
+        if prompt:
+            values[c.INPUT_MESSAGES] = chat.dump(prompt)
         if answered:
-            found[c.OUTPUT_MESSAGES] = chat.dump(answered)
+            values[c.OUTPUT_MESSAGES] = chat.dump(answered)
             if c.FINISH_REASONS not in attributes:
-                found[c.FINISH_REASONS] = chat.read_reasons(answered)
-    prefix = next((each for each in reversed(_FUNCTIONS) if f"{each}.0.name" in attributes), None)
+                values[c.FINISH_REASONS] = chat.read_reasons(answered)
+    prefix = next((key for key in reversed(_FUNCTIONS) if f"{key}.0.name" in attributes), None)
     if c.TOOL_DEFINITIONS not in attributes and prefix is not None:
         tools = read_rows(attributes, prefix)
         for tool in tools:
             if (parameters := parse_json(tool.get("parameters"))) is not None:
                 tool["parameters"] = parameters
-        found[c.TOOL_DEFINITIONS] = chat.dump_tools(tools)
-    return drop_none(found)
+        values[c.TOOL_DEFINITIONS] = chat.dump_tools(tools)
+    return drop_none(values)
 
 
 def _read_blocks(value: object) -> dict[str, Any]:
@@ -123,16 +123,16 @@ def _read_blocks(value: object) -> dict[str, Any]:
 
 
 def _read_tool(span: Span) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for event in span.events:
         if event.name == _CHOICE_EVENT and c.TOOL_RESULT not in span.attributes:
             blocks = objects(parse_json(event.attributes.get("message")))
             texts = [block["text"] for block in blocks if isinstance(block.get("text"), str)]
             whole = "\n".join(texts) if texts and len(texts) == len(blocks) else None
-            found[c.TOOL_RESULT] = whole or event.attributes.get("message")
+            values[c.TOOL_RESULT] = whole or event.attributes.get("message")
         elif _EVENTS.get(event.name) == "tool" and c.TOOL_ARGUMENTS not in span.attributes:
-            found[c.TOOL_ARGUMENTS] = event.attributes.get("content")
-    return drop_none(found)
+            values[c.TOOL_ARGUMENTS] = event.attributes.get("content")
+    return drop_none(values)
 
 
 def _parse_parts(row: dict[str, Any]) -> dict[str, Any]:

@@ -50,12 +50,12 @@ def content(span: Span) -> dict[str, Any]:
     prefix = _raw_prefix(attributes)
     if prefix is not None:
         return _read_raw(attributes, prefix)
-    held = objects(parse_json(attributes.get(c.OUTPUT_MESSAGES)))
-    if not held or held[0].get("parts"):
+    rows = objects(parse_json(attributes.get(c.OUTPUT_MESSAGES)))
+    if not rows or rows[0].get("parts"):
         return {}
     calls = [read_message(row) for row in read_rows(attributes, "gen_ai.completion")]
     parts = [part for call in calls for part in call["parts"]]
-    return {c.OUTPUT_MESSAGES: chat.dump([{**held[0], "parts": parts}, *held[1:]])} if parts else {}
+    return {c.OUTPUT_MESSAGES: chat.dump([{**rows[0], "parts": parts}, *rows[1:]])} if parts else {}
 
 
 def _raw_prefix(attributes: Mapping[str, Any]) -> str | None:
@@ -68,14 +68,14 @@ def _read_raw(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         name: _parse_literal(attributes.get(prefix + name))
         for name in ("choices", "messages", "tools", "prompt_token_ids")
     }
-    choices, given = objects(body["choices"]), objects(body["messages"])
+    choices, turns = objects(body["choices"]), objects(body["messages"])
     quoted = attributes.get(f"{prefix}choices")
     # What cannot be read is told as it is: the call is unreadable, and not without an answer.
     unread = quoted if body["choices"] is None and quoted != "None" else None
     return drop_none(
         {
             c.FINISH_REASONS: chat.read_reasons(choices),
-            c.INPUT_MESSAGES: chat.dump([read_message(item) for item in given]) if given else None,
+            c.INPUT_MESSAGES: chat.dump([read_message(item) for item in turns]) if turns else None,
             c.OUTPUT_MESSAGES: chat.dump(chat.read_choices(choices)) if choices else unread,
             c.TOOL_DEFINITIONS: chat.dump_tools(objects(body["tools"])),
             **chat.choice_tokens(body),

@@ -56,30 +56,30 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     get = attributes.get
     kind = get(_KIND)
     operation = _OPERATIONS.get(to_text(kind))
-    found: dict[str, Any] = {key: get(theirs) for key, theirs in _KEYS.items()}
+    values: dict[str, Any] = {key: get(theirs) for key, theirs in _KEYS.items()}
     if name.endswith(".count_tokens"):  # as of Anthropic's client: no model answers
         operation = None
     if operation == c.CHAT and "llm.prompts.0.prompt.text" in attributes:
         operation = c.TEXT_COMPLETION
-    found[c.OPERATION] = operation
+    values[c.OPERATION] = operation
     # An agent of this convention may be named by its place in a graph, as AutoGen's are, or by its
     # span alone, as smolagents' are with the method.
-    found[c.AGENT_NAME] = get("agent.name") or (
+    values[c.AGENT_NAME] = get("agent.name") or (
         (get("graph.node.id") or name.removesuffix(".run")) if kind == "AGENT" else None
     )
     if name.endswith(_STEP) and (agent := _STEP_AGENT.search(to_text(get(_INPUT)))):
-        found[c.AGENT_NAME] = agent[1]
+        values[c.AGENT_NAME] = agent[1]
     if operation in c.CALL_OPERATIONS:
-        found[c.PROVIDER] = get("llm.provider") or get("llm.system")
-        found[c.RESPONSE_MODEL] = next((model for key in _MODELS if (model := get(key))), None)
+        values[c.PROVIDER] = get("llm.provider") or get("llm.system")
+        values[c.RESPONSE_MODEL] = next((model for key in _MODELS if (model := get(key))), None)
         output = get(_OUTPUT)
         match = _ID.search(output) if isinstance(output, str) else None
-        found[c.RESPONSE_ID] = match and (match[1] or match[2])
+        values[c.RESPONSE_ID] = match and (match[1] or match[2])
         reason = get("llm.finish_reason")
-        found[c.FINISH_REASONS] = [reason] if isinstance(reason, str) else None
+        values[c.FINISH_REASONS] = [reason] if isinstance(reason, str) else None
     elif kind == "TOOL":
-        found[c.TOOL_NAME] = found[c.TOOL_NAME] or name
-    return drop_none(found)
+        values[c.TOOL_NAME] = values[c.TOOL_NAME] or name
+    return drop_none(values)
 
 
 def content(span: Span) -> dict[str, Any]:
@@ -95,35 +95,35 @@ def content(span: Span) -> dict[str, Any]:
 
 def _read_call(attributes: Mapping[str, Any]) -> dict[str, Any]:
     output = attributes.get(_OUTPUT)
-    told = parse_json(output)
-    body = object_of(told)
-    asked = object_of(parse_json(attributes.get(_PARAMETERS)))
+    result = parse_json(output)
+    body = object_of(result)
+    options = object_of(parse_json(attributes.get(_PARAMETERS)))
     choices = objects(body.get("choices"))
-    found: dict[str, Any] = dict(chat.choice_tokens(body))
-    given: list[Any] = _read_messages(attributes, "llm.input_messages")
-    given = given or _read_texts(attributes, "user", _PROMPTS, "prompt")
-    is_whole = any("message" in each for each in choices)
+    values: dict[str, Any] = dict(chat.choice_tokens(body))
+    prompt: list[Any] = _read_messages(attributes, "llm.input_messages")
+    prompt = prompt or _read_texts(attributes, "user", _PROMPTS, "prompt")
+    is_whole = any("message" in choice for choice in choices)
     answered: list[Any] = chat.read_choices(choices) if is_whole else []
     answered = answered or _read_answers(attributes, body)
     answered = answered or _read_texts(attributes, "assistant", "llm.choices", "completion")
     prompts = attributes.get(_PROMPTS)
-    if not given and not answered and isinstance(prompts, (list, tuple)):  # as of LlamaIndex
-        given, answered = chat.make_texts("user", prompts), chat.make_texts("assistant", [output])
-    if given:
-        found[c.INPUT_MESSAGES] = chat.dump(given)
+    if not prompt and not answered and isinstance(prompts, (list, tuple)):  # as of LlamaIndex
+        prompt, answered = chat.make_texts("user", prompts), chat.make_texts("assistant", [output])
+    if prompt:
+        values[c.INPUT_MESSAGES] = chat.dump(prompt)
     if answered:
-        found[c.OUTPUT_MESSAGES] = chat.dump(answered)
-    elif isinstance(told, str) and told.startswith("{"):
-        found[c.OUTPUT_MESSAGES] = output  # half of a body: the call is unreadable
-    found[c.REQUEST_MODEL] = next(
-        (name for key in ("model", "model_name") if isinstance(name := asked.get(key), str)), None
+        values[c.OUTPUT_MESSAGES] = chat.dump(answered)
+    elif isinstance(result, str) and result.startswith("{"):
+        values[c.OUTPUT_MESSAGES] = output  # half of a body: the call is unreadable
+    values[c.REQUEST_MODEL] = next(
+        (name for key in ("model", "model_name") if isinstance(name := options.get(key), str)), None
     )
-    found[c.RESPONSE_ID] = body["id"] if isinstance(body.get("id"), str) else None
-    found[c.FINISH_REASONS] = chat.read_reasons(choices)
+    values[c.RESPONSE_ID] = body["id"] if isinstance(body.get("id"), str) else None
+    values[c.FINISH_REASONS] = chat.read_reasons(choices)
     offered = read_rows(attributes, "llm.tools")
     schemas = [parse_json(_read_mapping(row, "tool").get("json_schema")) for row in offered]
-    found[c.TOOL_DEFINITIONS] = chat.dump_tools(schemas)
-    return drop_none(found)
+    values[c.TOOL_DEFINITIONS] = chat.dump_tools(schemas)
+    return drop_none(values)
 
 
 def _read_mapping(row: object, key: str) -> Mapping[str, Any]:
@@ -131,25 +131,25 @@ def _read_mapping(row: object, key: str) -> Mapping[str, Any]:
 
 
 def _read_answers(attributes: Mapping[str, Any], body: Mapping[str, Any]) -> list[Any]:
-    found = _read_messages(attributes, "llm.output_messages", "assistant")
-    if isinstance(body.get("output"), list) and len(found) > 1:
-        found = [{**found[0], "parts": [part for item in found for part in item["parts"]]}]
+    answers = _read_messages(attributes, "llm.output_messages", "assistant")
+    if isinstance(body.get("output"), list) and len(answers) > 1:
+        answers = [{**answers[0], "parts": [part for item in answers for part in item["parts"]]}]
     thought = body.get("thought")
-    if len(found) == 1 and isinstance(thought, str) and thought:
-        found[0]["parts"] = [*content_parts(thought), *found[0]["parts"]]
-    return found
+    if len(answers) == 1 and isinstance(thought, str) and thought:
+        answers[0]["parts"] = [*content_parts(thought), *answers[0]["parts"]]
+    return answers
 
 
 def _read_messages(attributes: Mapping[str, Any], prefix: str, role: str = "user") -> list[Any]:
-    found = []
+    messages = []
     for row in read_rows(attributes, prefix):
         item = dict(_read_mapping(row, "message"))
         results = row.get("function")
         if item.get("role") == "function" and isinstance(results, list):  # as of AutoGen
-            told = [object_of(parse_json(each)) for each in results]
-            found += [
-                read_message({**each, "role": "tool", "tool_call_id": each.get("call_id")})
-                for each in told
+            outputs = [object_of(parse_json(text)) for text in results]
+            messages += [
+                read_message({**body, "role": "tool", "tool_call_id": body.get("call_id")})
+                for body in outputs
             ]
             continue
         item.setdefault("content", row.get("thought"))
@@ -163,8 +163,8 @@ def _read_messages(attributes: Mapping[str, Any], prefix: str, role: str = "user
         parts = item.get("contents")
         if isinstance(parts, list) and not item.get("content"):
             item["content"] = [_read_part(_read_mapping(part, "message_content")) for part in parts]
-        found.append(read_message(item, role))
-    return found
+        messages.append(read_message(item, role))
+    return messages
 
 
 def _read_part(part: Mapping[str, Any]) -> dict[str, Any]:
