@@ -202,7 +202,7 @@ class Links:
     ) -> None:
         """Begin a conversation, or follow the latest call where both repeat nothing.
 
-        ``earlier`` are the identities of those before, ``over`` of those that do not go on.
+        ``groups`` are the identities of those before, ``over`` of those that do not go on.
         """
         latest, group = self._latest[call], self._identities.group(call)
         if latest == NONE:

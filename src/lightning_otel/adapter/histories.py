@@ -46,7 +46,7 @@ def hash_history(
 ) -> History:
     """Return the conversation of a call, one step a message.
 
-    ``earlier`` has messages that it may go on from, the very same objects, with their hashes.
+    ``base`` has messages that it may go on from, the very same objects, with their hashes.
     """
     messages, prefixes = base
     hashes = array("q")
