@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import h11
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from lightning_otel import capture
 from lightning_otel.dialects import Dialect, find_dialect, may_ask_model
@@ -23,6 +24,7 @@ from lightning_otel.proxy.routes import Destination, Upstream, server_address
 if TYPE_CHECKING:
     from lightning_otel.proxy import Proxy
 
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
 _HEAD_BYTES: Final = 1 << 20
 _LONGEST_BYTES: Final = 64 << 20
 """A longer body of a request passes unread."""
@@ -100,8 +102,7 @@ class Passage:
             if may_ask_model(self.destination.url):
                 self._proxy.note_unread(self.destination)
             return
-        place = self._proxy.place(self._headers)
-        self._context = _within_trace(place, self._headers.get("traceparent", ""))
+        self._context = _within_trace(self._proxy.place(self._headers), self._headers)
         frame = capture.current_frame(self._context)
         has_assigner = frame is not None and frame.assigner is not None
         self._decode = find_decoder(self._headers.get("content-encoding", ""))
@@ -155,7 +156,7 @@ class Passage:
 
     def keep_sent(self, piece: bytes) -> None:
         """Keep a piece of the request's body."""
-        if self.dialect is None or self.is_unread:
+        if self.dialect is None or self.is_unread or self._has_ended:
             return
         size = len(piece)
         if self.sent_bytes + size <= _LONGEST_BYTES and self._take_room(size):
@@ -312,15 +313,11 @@ def headers_of(event: Any) -> dict[str, str]:
     return headers
 
 
-def _within_trace(context: Context, traceparent: str) -> Context:
+def _within_trace(context: Context, headers: Mapping[str, str]) -> Context:
     """Return the context within the program's own span, where that is of the trace of the run."""
     here = trace.get_current_span(context).get_span_context()
-    parts = traceparent.split("-")
-    if len(parts) != 4 or parts[1] != format(here.trace_id, "032x"):
+    inner = trace.get_current_span(_PROPAGATOR.extract(headers)).get_span_context()
+    if not inner.is_valid or inner.trace_id != here.trace_id:
         return context
-    try:
-        span_id = int(parts[2], 16)
-    except ValueError:
-        return context
-    around = trace.SpanContext(here.trace_id, span_id, is_remote=True, trace_flags=here.trace_flags)
+    around = trace.SpanContext(here.trace_id, inner.span_id, True, here.trace_flags)
     return trace.set_span_in_context(trace.NonRecordingSpan(around), context)
