@@ -175,20 +175,9 @@ SETTINGS: Final[tuple[Setting[Any], ...]] = (
           others=("OTEL_EXPORTER_OTLP_TRACES_HEADERS",)),
 )
 # fmt: on
+_INNER: Final = (RUN, RUN_AGENT, RUN_IS_NAMED, ROLLOUT, ATTEMPT, PROCESS, HANDED, PROXY)
 OURS: Final = frozenset(
-    setting.name
-    for setting in (
-        *SETTINGS,
-        RUN,
-        RUN_AGENT,
-        RUN_IS_NAMED,
-        ROLLOUT,
-        ATTEMPT,
-        PROCESS,
-        HANDED,
-        PROXY,
-    )
-    if setting.name.startswith(PREFIX)
+    setting.name for setting in (*SETTINGS, *_INNER) if setting.name.startswith(PREFIX)
 )
 FORMER: Final = {
     "LIGHTNING_OTEL_COLLECT": "0 counts as LIGHTNING_OTEL=0; set that instead",

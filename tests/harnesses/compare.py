@@ -66,7 +66,6 @@ UNSTABLE = {"content-length", "authorization", "x-codex-turn-metadata"}
 
 
 def events(*items: dict[str, Any]) -> bytes:
-    """Server-sent events, named where the API names them."""
     names = (f"event: {item['type']}\n" if "type" in item else "" for item in items)
     return b"".join(
         f"{name}data: {json.dumps(item)}\n\n".encode()
@@ -75,7 +74,6 @@ def events(*items: dict[str, Any]) -> bytes:
 
 
 def anthropic(body: dict[str, Any]) -> bytes:
-    """A call of the shell, then an answer."""
     names = [tool.get("name") for tool in body.get("tools") or ()]
     shell = next((name for name in names if name in ("Bash", "bash")), None)
     is_first = all(item["role"] != "assistant" for item in body["messages"])
@@ -99,7 +97,6 @@ def anthropic(body: dict[str, Any]) -> bytes:
 
 
 def responses(body: dict[str, Any]) -> bytes:
-    """A call of the shell, then an answer."""
     is_first = not any(str(item.get("type")).endswith("_output") for item in body["input"])
     item: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant",
                             "content": [{"type": "output_text", "text": "All done."}]}  # fmt: skip
@@ -119,7 +116,6 @@ def responses(body: dict[str, Any]) -> bytes:
 
 
 def gemini(body: dict[str, Any]) -> bytes:
-    """A call of the shell, then an answer."""
     is_first = all(item.get("role") != "model" for item in body["contents"])
     call = {"functionCall": {"name": "run_shell_command", "args": {"command": "echo one"}}}
     part = call if is_first else {"text": "All done."}
@@ -129,13 +125,12 @@ def gemini(body: dict[str, Any]) -> bytes:
 
 
 def serve(origin: Origin, peer: Peer) -> bool:
-    """Answer a harness in its dialect."""
     if not (head := peer.read_head()):
         return False
     body = peer.read_body(head)
     path = head.split(b" ", 2)[1].partition(b"?")[0]
     makers = {b"messages": anthropic, b"responses": responses, b"GenerateContent": gemini}
-    make = next((each for end, each in makers.items() if path.endswith(end)), None)
+    make = next((maker for end, maker in makers.items() if path.endswith(end)), None)
     if b"upgrade: websocket" in head.lower() or make is None or not body:
         peer.write(b"HTTP/1.1 426 Upgrade Required\r\ncontent-length: 0\r\n\r\n")
         return True
@@ -147,7 +142,6 @@ def serve(origin: Origin, peer: Peer) -> bool:
 def ask(
     name: str, way: str, folder: Path, programs: Path
 ) -> tuple[list[tuple[bytes, bytes]], Path]:
-    """Run a harness in a home of its own; return what it asked, and its home."""
     harness, origin, home = HARNESSES[name], Origin(), folder / f"{name}-home-{way}"
     origin.script = serve
     (home / "work").mkdir(parents=True)
@@ -174,7 +168,6 @@ def ask(
 
 
 def parse(asked: tuple[bytes, bytes]) -> tuple[bytes, dict[str, bytes], bytes]:
-    """A request's line, headers and body, without what is drawn."""
     first, *lines = DRAWN.sub(b"*", asked[0]).rstrip().split(b"\r\n")
     pairs = (line.split(b": ", 1) for line in lines)
     # Codex writes the keys of its metadata in any order.
@@ -183,7 +176,6 @@ def parse(asked: tuple[bytes, bytes]) -> tuple[bytes, dict[str, bytes], bytes]:
 
 
 def compare(name: str, folder: Path, programs: Path) -> tuple[str, bool]:
-    """Return a row of the table, and whether all is as documented."""
     (bare, _), (passed, home) = (ask(name, way, folder, programs) for way in ("bare", "proxy"))
     differences = set[str]()
     for one, other in zip(map(parse, bare), map(parse, passed), strict=False):
@@ -199,7 +191,6 @@ def compare(name: str, folder: Path, programs: Path) -> tuple[str, bool]:
 
 
 def main(names: list[str]) -> int:
-    """Compare harnesses; return the exit code."""
     npm = shutil.which("npm")
     if npm is None:
         print("skipped: there is no npm here")

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from tests.proxy.origin import Origin, proxying
@@ -14,43 +15,33 @@ from lightning_otel.types import conventions as c
 
 @pytest.fixture(scope="module")
 def origin() -> Iterator[Origin]:
-    """A server that answers as it is told."""
     server = Origin()
     yield server
     server.close()
 
 
-class Proxied:
-    """A proxy before the server.
+class Proxied(NamedTuple):
+    """A proxy before the server: its address, its process and the folder of its store."""
 
-    Attributes:
-        address: Its address.
-        pid: Its process.
-        folder: The folder of its store.
-    """
-
-    def __init__(self, address: str, pid: int, folder: Path) -> None:
-        self.address, self.pid, self.folder = address, pid, folder
+    address: str
+    pid: int
+    folder: Path
 
     def peak_mb(self) -> float:
-        """The most memory that it held."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
 
     def calls(self, session_id: str) -> list[Span]:
-        """The calls of a session."""
         return calls_of(self.folder, session_id)
 
 
 def calls_of(folder: Path, rollout_id: str | None = None) -> list[Span]:
-    """The calls in the store of a folder, of one rollout or all."""
     rows = Store(folder / "t.duckdb").spans(rollout_id=rollout_id).rows()
     return [span for span in rows if span.attributes.get(c.OPERATION) in c.CALL_OPERATIONS]
 
 
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory: pytest.TempPathFactory, origin: Origin) -> Iterator[Proxied]:
-    """A proxy before the server; each test asks in a session of its own."""
     folder = tmp_path_factory.mktemp("proxied")
     with proxying(folder, origin.url) as address:
         yield Proxied(*address, folder)

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import json
 import os
 import re
 import socket
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import zstandard
@@ -23,6 +24,14 @@ CODINGS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+JSON = "content-type: application/json"
+CHOICE = {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
+HEAD = {"id": "chatcmpl-1", "model": "m", "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+WHOLE = json.dumps({**HEAD, "choices": [CHOICE]}).encode()
+BODY = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "hi"}]}'
+CHAT = "/v1/chat/completions"
+
+
 class Peer:
     """One connection to the server."""
 
@@ -32,7 +41,6 @@ class Peer:
         self.sent = b""
 
     def read_head(self) -> bytes:
-        """Read a request's head; empty at the end."""
         head = b""
         while not head.endswith(b"\r\n\r\n"):
             line = self.file.readline()
@@ -42,7 +50,6 @@ class Peer:
         return head
 
     def read_body(self, head: bytes) -> bytes:
-        """Read a request's body, as its head says."""
         if size := re.search(rb"content-length: (\d+)", head.lower()):
             return self.file.read(int(size[1]))
         body = b""
@@ -55,7 +62,6 @@ class Peer:
         return body
 
     def write(self, *pieces: bytes) -> None:
-        """Send pieces, each by itself."""
         for piece in pieces:
             self.sock.sendall(piece)
 
@@ -65,7 +71,6 @@ Script = Callable[["Origin", Peer], bool]
 
 
 def play(*pieces: bytes, closes: bool = False) -> Script:
-    """A script that reads a request whole, and answers these pieces."""
 
     def script(origin: "Origin", peer: Peer) -> bool:
         head = peer.read_head()
@@ -78,14 +83,7 @@ def play(*pieces: bytes, closes: bool = False) -> Script:
 
 
 class Origin:
-    """The server.
-
-    Attributes:
-        script: Serves each request.
-        asked: Head and body of each that was read.
-        url: Its address.
-        connections: How many it took.
-    """
+    """The server: its script serves each request; head and body of each go to ``asked``."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.script = play()
@@ -115,14 +113,12 @@ class Origin:
             peer.file.close()
 
     def close(self) -> None:
-        """Take no more."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 
 @contextlib.contextmanager
 def proxying(folder: Path, upstream: str, *options: str, **env: str) -> Iterator[tuple[str, int]]:
-    """The address and process of ``lightning-otel proxy``, which keeps its spans in a folder."""
     process = subprocess.Popen(
         [sys.executable, "-m", "lightning_otel", "proxy", "--listen", "127.0.0.1:0",
          "--upstream", upstream, "--store", str(folder / "t.duckdb"), *options],
@@ -144,15 +140,13 @@ def proxying(folder: Path, upstream: str, *options: str, **env: str) -> Iterator
 
 
 def connect(address: str) -> socket.socket:
-    """A connection to an address."""
     host, port = address.removeprefix("http://").partition("/")[0].split(":")
     sock = socket.create_connection((host, int(port)), timeout=30)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
 
-def post(body: bytes, path: str = "/v1/chat/completions", *headers: str) -> bytes:
-    """The bytes of a request."""
+def post(body: bytes, path: str = CHAT, *headers: str) -> bytes:
     lines = [f"POST {path} HTTP/1.1", "host: example.invalid", *headers]
     if not any(line.lower().startswith("transfer-encoding") for line in headers):
         lines.append(f"content-length: {len(body)}")
@@ -160,28 +154,36 @@ def post(body: bytes, path: str = "/v1/chat/completions", *headers: str) -> byte
 
 
 def answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
-    """The bytes of an answer of known length."""
     lines = [f"HTTP/1.1 {status}", *headers, f"content-length: {len(body)}"]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def chunked(
-    *pieces: bytes, headers: tuple[str, ...] = ("content-type: text/event-stream",)
-) -> bytes:
-    """The bytes of an answer in chunks."""
+def whole(*headers: str) -> bytes:
+    """The bytes of a whole answer of a chat completion."""
+    return answer(WHOLE, JSON, *headers)
+
+
+def chunks(*pieces: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces if piece)
+
+
+def chunked(*pieces: bytes, headers: Sequence[str] = ("content-type: text/event-stream",)) -> bytes:
     head = "\r\n".join(["HTTP/1.1 200 OK", *headers, "transfer-encoding: chunked"]).encode()
-    body = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces if piece)
-    return head + b"\r\n\r\n" + body + b"0\r\n\r\n"
+    return head + b"\r\n\r\n" + chunks(*pieces) + b"0\r\n\r\n"
 
 
 def ask(sock: socket.socket, sent: bytes, size: int) -> bytes:
-    """Send bytes and read so many; fewer where the connection ends before."""
     sock.sendall(sent)
     return read(sock, size)
 
 
+def talk(address: str, sent: bytes, size: int = 1 << 30) -> bytes:
+    """Send bytes on a connection of its own; return what comes back."""
+    with connect(address) as sock:
+        return ask(sock, sent, size)
+
+
 def read(sock: socket.socket, size: int = 1 << 30) -> bytes:
-    """Read so many bytes; fewer where the connection ends before."""
     data = bytearray()
     while len(data) < size and (piece := sock.recv(min(1 << 20, size - len(data)))):
         data += piece

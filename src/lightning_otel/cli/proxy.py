@@ -16,14 +16,11 @@ from lightning_otel.errors import ConfigError, NotInstalledError
 if TYPE_CHECKING:
     from opentelemetry.context import Context
 
-    from lightning_otel.dataset import Store
     from lightning_otel.proxy import Proxy
     from lightning_otel.tracing import Options, Scope
 
 _MOST_ADDRESSES: Final = 3
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-_UNNAMED: Final = ""
-"""The rollout of programs that name no session."""
 
 
 def load_proxy() -> None:
@@ -41,30 +38,31 @@ def load_proxy() -> None:
 
 
 class Gate:
-    """The proxy of one run."""
+    """The proxy of one run; with ``is_only`` nothing else of ours reaches the program."""
+
+    _proxy: "Proxy | None" = None
 
     def __init__(self, *, is_only: bool) -> None:
-        """Make one; with ``is_only`` nothing else of ours reaches the program."""
         self._is_only = is_only
-        self._proxy: Proxy | None = None
 
     def open(
-        self, scope: "Scope", program: Sequence[str], environment: Mapping[str, str]
-    ) -> tuple[list[str], dict[str, str]]:
+        self, scope: "Scope", program: Sequence[str], environment: dict[str, str]
+    ) -> tuple[Sequence[str], dict[str, str]]:
         """Start it in a thread; return program and environment with the addresses."""
         from lightning_otel import config
         from lightning_otel.proxy import Proxy
         from lightning_otel.proxy.routes import add_recipe, make_addresses
 
-        context, variables = scope.context, config.read_environment("")
+        context, own = scope.context, config.read_environment("")
         if context is None:
-            return [*program], {**environment}
+            return program, environment
         proxy = self._proxy = Proxy({}, lambda _: context)
         proxy.start()
-        addresses = make_addresses(proxy.port, variables)
-        proxy.upstreams = addresses.upstreams
-        inner = variables if self._is_only else {**environment, config.PROXY.name: addresses.pairs}
-        return add_recipe(program, addresses.variables), {**inner, **addresses.variables}
+        proxy.upstreams, variables = make_addresses(proxy.port, own)
+        address = f"http://127.0.0.1:{proxy.port}"
+        pairs = (f"{address}/{key}={upstream.url}" for key, upstream in proxy.upstreams.items())
+        inner = own if self._is_only else {**environment, config.PROXY.name: " ".join(pairs)}
+        return add_recipe(program, variables), {**inner, **variables}
 
     def close(self) -> None:
         """Stop it."""
@@ -75,13 +73,13 @@ class Gate:
         """Say what did not pass, or was not recorded."""
         if self._proxy is None:
             return
-        from lightning_otel.proxy.routes import name_settings
+        from lightning_otel.proxy.routes import SETTINGS_FILES, VARIABLES
 
         _tell_unrecorded(self._proxy)
         if not self._proxy.requests:
             print_note("  warning: no request came to the proxy:")
-            for line in name_settings():
-                print_note(f"    {line}")
+            print_note(f"    the program reads none of {', '.join(VARIABLES)}")
+            print_note(f"    or its own settings name a server: {SETTINGS_FILES}")
 
 
 def _tell_unrecorded(proxy: "Proxy") -> None:
@@ -95,11 +93,11 @@ def _tell_unrecorded(proxy: "Proxy") -> None:
 
 
 class _Rollouts:
-    """The open rollouts of programs that were not started here, by session."""
+    """The open rollouts of programs that were not started here, by session; "" for no session."""
 
-    def __init__(self, store: "Store", options: "Options", idle_s: float, key: str) -> None:
-        self._store, self._options, self._idle_s = store, options, idle_s
-        self._path = f"/{key}" if key else ""
+    def __init__(self, options: "Options", key: str) -> None:
+        self._options = options
+        self._end_path = f"/{key}/end" if key else "/end"
         self._open: dict[str, tuple[Scope, float]] = {}
         self._lock = threading.Lock()
         self.count = 0
@@ -111,14 +109,12 @@ class _Rollouts:
         from lightning_otel import tracing
         from lightning_otel.instrumentors.model_requests import session_of
 
-        session_id = session_of(headers) or _UNNAMED
+        session_id = session_of(headers) or ""
         with self._lock:
-            scope = self._open[session_id][0] if session_id in self._open else None
-            if scope is None:
-                options: Options = {"store": self._store, **self._options}
-                if session_id:
-                    options["rollout_id"] = session_id
-                scope = tracing.Scope(options, "proxy")
+            if session_id in self._open:
+                scope = self._open[session_id][0]
+            else:
+                scope = tracing.Scope({**self._options, "rollout_id": session_id or None}, "proxy")
                 self.count += 1
             self._open[session_id] = scope, time.monotonic()
         return scope.context if scope.context is not None else Context()
@@ -127,27 +123,23 @@ class _Rollouts:
         """End the rollout of a session that a program says is over."""
         from lightning_otel.instrumentors.model_requests import session_of
 
-        if method != "POST" or target != f"{self._path}/end":
+        if method != "POST" or target != self._end_path:
             return None
-        self.end(only=session_of(headers) or _UNNAMED)
+        self.end(session_of(headers) or "")
         return "ended"
 
-    def end(self, *, only: str | None = None, idle_s: float = 0.0) -> None:
+    def end(self, session_id: str | None = None, *, idle_s: float = 0.0) -> None:
         """End rollouts: all of them, one, or those that were idle for so long."""
         before_s = time.monotonic() - idle_s
         with self._lock:
             names = [
                 name
                 for name, (_, used_s) in self._open.items()
-                if only in (None, name) and used_s <= before_s
+                if session_id in (None, name) and used_s <= before_s
             ]
             scopes = [self._open.pop(name)[0] for name in names]
         for scope in scopes:
             scope.end()
-
-    def end_idle(self) -> None:
-        """End those that were idle for too long."""
-        self.end(idle_s=self._idle_s)
 
 
 @click.command()
@@ -180,6 +172,8 @@ def proxy(
     from lightning_otel.store.maintenance import maintain_store
 
     load_proxy()
+    from lightning_otel.proxy import Proxy, Upstream
+
     host, port = _parse_listen(listen)
     if not upstream.startswith(("http://", "https://")):
         raise ConfigError(f"{upstream!r} is no address of a server; give http:// or https://")
@@ -194,14 +188,20 @@ def proxy(
     opened.layout.create()
     provider.leave_otlp_to_the_store()
     key = _read_key(key_file) if key_file is not None else ""
-    options: Any = {name: value or None for name, value in switches.items()}
-    rollouts = _Rollouts(opened, options, idle_s, key)
+    options: Any = {"store": opened, **{name: switches[name] or None for name in switches}}
+    rollouts = _Rollouts(options, key)
+    server = Proxy({key: Upstream(upstream)}, rollouts.place, rollouts.answer)
     with Stop() as stop, maintain_store(opened.layout):
-        server = _start(host, port, key, upstream, rollouts)
+        try:
+            server.start(host, port)
+        except OSError as exc:
+            raise ConfigError(
+                f"cannot listen at {listen}: {exc.strerror}; name another with --listen"
+            ) from exc
         name = f"[{host}]" if ":" in host else host
         click.echo(f"http://{name}:{server.port}" + ("/KEY" if key else ""))
         while not stop.wait(min(idle_s / 4, 1.0)):
-            rollouts.end_idle()
+            rollouts.end(idle_s=idle_s)
         server.stop()
         rollouts.end()
     opened.writer().seal()
@@ -209,19 +209,6 @@ def proxy(
     print_note(f"⚡ {', '.join(counts)} → {opened.name}")
     _tell_unrecorded(server)
     return 0
-
-
-def _start(host: str, port: int, key: str, upstream: str, rollouts: _Rollouts) -> "Proxy":
-    from lightning_otel.proxy import Proxy, Upstream
-
-    server = Proxy({key: Upstream(upstream)}, rollouts.place, answer=rollouts.answer)
-    try:
-        server.start(host, port)
-    except OSError as exc:
-        raise ConfigError(
-            f"cannot listen at {host}:{port}: {exc.strerror}; name another with --listen"
-        ) from exc
-    return server
 
 
 def _parse_listen(text: str) -> tuple[str, int]:

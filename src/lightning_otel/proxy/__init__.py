@@ -12,77 +12,51 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
+from opentelemetry.context import Context
+
 from lightning_otel import config
-from lightning_otel.dialects import Dialect, may_ask_model
+from lightning_otel.dialects import Dialect
 from lightning_otel.proxy.connections import Program, Server
-from lightning_otel.proxy.recording import Place, Record, Space
-from lightning_otel.proxy.routes import Destination, Upstream
+from lightning_otel.proxy.routes import Destination, Upstream, server_address
 
 __all__ = ["Proxy", "Upstream"]
 
 _BACKLOG: Final = 512
 
-AnswerOwn = Callable[[str, str, Mapping[str, str]], str | None]
-"""Answers a request for the proxy itself, by method, path and headers; None for no such path."""
-
-
-class _Tunnel(asyncio.Protocol):
-    """A connection to the user's own proxy, until that has opened the way.
-
-    Attributes:
-        head: The head of its answer.
-    """
-
-    def __init__(self) -> None:
-        self.head = asyncio.get_running_loop().create_future()
-        self._data = b""
-
-    def data_received(self, data: bytes) -> None:
-        """Take what it answers."""
-        self._data += data
-        if b"\r\n\r\n" in self._data and not self.head.done():
-            self.head.set_result(self._data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Say that it closed the way."""
-        if not self.head.done():
-            self.head.set_exception(ConnectionError(0, "the proxy on the way to it is gone"))
+Place: TypeAlias = Callable[[Mapping[str, str]], Context]
+AnswerOwn: TypeAlias = Callable[[str, str, Mapping[str, str]], str | None]
 
 
 class Proxy:
     """A proxy in a thread of its own.
 
     Attributes:
+        upstreams: By secret first segment of the path, where requests go; with the segment ""
+            those that have no other.
+        place: Gives the context of a request's span, by its headers.
         port: The port it listens on.
         requests: How many requests came.
         passed: How many of them asked models, and are recorded.
         unread: Addresses that seem to ask a model in no known dialect, and how often.
         upgrades: How many WebSockets were refused.
         too_long: How many requests were too long to be read.
+        kept_bytes: The size of the bodies that all connections keep.
     """
 
     def __init__(
-        self, upstreams: Mapping[str, Upstream], place: Place, *, answer: AnswerOwn | None = None
+        self, upstreams: Mapping[str, Upstream], place: Place, answer: AnswerOwn | None = None
     ) -> None:
-        """Make one.
-
-        Args:
-            upstreams: By secret first segment of the path, where requests go; with the segment ""
-                those that have no other.
-            place: Gives the context of a request's span; None where nothing is to be recorded.
-            answer: Answers requests for the proxy itself.
-        """
-        self.upstreams, self._place, self._answer = upstreams, place, answer
+        """Make one; ``answer`` answers by method, path and headers what asks the proxy itself."""
+        self.upstreams, self.place, self._answer = upstreams, place, answer
         self.port = self.requests = self.passed = self.upgrades = self.too_long = 0
+        self.kept_bytes = 0
         self.unread: Counter[str] = Counter()
         self.connections: set[Program] = set()
-        self._space = Space()
         self._tls: ssl.SSLContext | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -92,25 +66,23 @@ class Proxy:
             OSError: The address cannot be had.
         """
         self._loop = loop = asyncio.new_event_loop()
-        server = loop.run_until_complete(
+        self._server = loop.run_until_complete(
             loop.create_server(lambda: Program(self), host, port, backlog=_BACKLOG)
         )
-        self.port = server.sockets[0].getsockname()[1]
-        self._server = server
+        self.port = self._server.sockets[0].getsockname()[1]
         self._thread = threading.Thread(target=loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Take no more, and end what is under way."""
-        loop, thread = self._loop, self._thread
-        if loop is None or thread is None:
+        loop, thread, self._thread = self._loop, self._thread, None
+        if thread is None:
             return
         asyncio.run_coroutine_threadsafe(self._close(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
-        self._loop = self._thread = None
 
     async def _close(self) -> None:
         self._server.close()
@@ -126,25 +98,16 @@ class Proxy:
         segment, query_mark, query = segment.partition("?")
         for secret, upstream in self.upstreams.items():
             if not secret:
-                return upstream.find_destination(path)
+                return server_address(upstream, path)
             if hmac.compare_digest(secret.encode(), segment.encode()):
-                return upstream.find_destination(mark + rest + query_mark + query)
+                return server_address(upstream, mark + rest + query_mark + query)
         return None
 
-    def make_record(self, destination: Destination, headers: Mapping[str, str]) -> Record | None:
-        """Begin the record of a request; None where it asks no model, or none is wanted."""
-        record = Record(destination.url, headers, self._place, self._space)
-        if record.dialect is None:
-            if may_ask_model(destination.url):
-                self.note_unread(destination, "no known dialect")
-            return None
-        self.passed += 1
-        return record
-
-    def note_unread(self, destination: Destination, reason: str) -> None:
+    def note_unread(self, destination: Destination) -> None:
         """Note an address that is not recorded; of its path the end, which holds no secret."""
         path = destination.target.decode("latin-1").partition("?")[0]
-        self.unread[f"{destination.host}/…/{path.rpartition('/')[2]} ({reason})"] += 1
+        name = f"{destination.host}/…/{path.rpartition('/')[2]} (no known dialect)"
+        self.unread[name] += 1
 
     def answer_own(
         self, method: str, target: str, headers: Mapping[str, str]
@@ -159,9 +122,8 @@ class Proxy:
 
     def write_answer(self, status: int, dialect: Dialect | None, message: str) -> bytes:
         """Return the bytes of an answer of the proxy's own, as an error of the dialect."""
-        if status == 200:
-            value: Any = {"status": message}
-        else:
+        value: Any = {"status": message}
+        if status != 200:
             value = (dialect or Dialect()).write_error(status, message)
         body = json.dumps(value).encode()
         head = (
@@ -178,41 +140,42 @@ class Proxy:
         """
         scheme, host, port = origin
         loop = asyncio.get_running_loop()
-        tls = self._find_tls() if scheme == "https" else None
-        through = None
-        if not proxy_bypass(f"{host}:{port}"):
-            through = getproxies_environment().get(scheme)
-        if through is None:
-            await loop.create_connection(
-                lambda: server, host, port, ssl=tls, server_hostname=host if tls else None
-            )
+        tls = self._find_tls(scheme)
+        name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        through = getproxies_environment().get(scheme)
+        if through is None or proxy_bypass(name):
+            await loop.create_connection(lambda: server, host, port, ssl=tls)
             return
         parts = urlsplit(through if "://" in through else f"http://{through}")
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             raise OSError(0, f"a proxy of kind {parts.scheme} is not known")
-        outer = self._find_tls() if parts.scheme == "https" else None
-        name = f"[{host}]" if ":" in host else host
-        request = f"CONNECT {name}:{port} HTTP/1.1\r\nHost: {name}:{port}\r\n"
+        request = f"CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n"
         if parts.username is not None:
             user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             request += f"Proxy-Authorization: Basic {b64encode(user.encode()).decode()}\r\n"
-        transport, tunnel = await loop.create_connection(
-            _Tunnel, parts.hostname, parts.port or (443 if outer else 80), ssl=outer
-        )
-        transport.write(f"{request}\r\n".encode())
-        if b" 200" not in (await tunnel.head).partition(b"\r\n")[0]:
+        outer, reader = self._find_tls(parts.scheme), asyncio.StreamReader()
+        transport, _ = await loop.create_connection(
+            lambda: asyncio.StreamReaderProtocol(reader),
+            parts.hostname, parts.port or (443 if outer else 80), ssl=outer,
+        )  # fmt: skip
+        try:
+            transport.write(f"{request}\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            head = b""
+        if b" 200" not in head.partition(b"\r\n")[0]:
             transport.abort()
             raise OSError(0, "the proxy on the way to it refuses the connection")
+        inner: Any = transport
         if tls is not None:
             inner = await loop.start_tls(transport, server, tls, server_hostname=host)
         else:
-            inner = transport
             transport.set_protocol(server)
         server.connection_made(inner)
 
-    def _find_tls(self) -> ssl.SSLContext:
-        if self._tls is None:
+    def _find_tls(self, scheme: str) -> ssl.SSLContext | None:
+        if self._tls is None and scheme == "https":
             self._tls = ssl.create_default_context()
             for file in config.trusted_certificates():
                 self._tls.load_verify_locations(file)
-        return self._tls
+        return self._tls if scheme == "https" else None

@@ -9,14 +9,12 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 import h11
 
-from lightning_otel import capture
 from lightning_otel.dialects import Dialect
-from lightning_otel.instrumentors.http import RECORDED
 from lightning_otel.proxy.passage import Passage, headers_of, make_parser
 
 if TYPE_CHECKING:
@@ -36,11 +34,6 @@ class Server(asyncio.Protocol):
     def __init__(self, program: "Program", origin: tuple[str, str, int]) -> None:
         self.program, self.origin = program, origin
         self.transport: Any = None
-
-    def leave(self) -> None:
-        """End it, if it began."""
-        if self.transport is not None:
-            self.transport.abort()
 
     def connection_made(self, transport: Any) -> None:
         """Begin."""
@@ -78,8 +71,7 @@ class Program(asyncio.Protocol):
         self._passage: Passage | None = None
         self._server: Server | None = None
         self._task: asyncio.Task[None] | None = None
-        self._tail: list[bytes] = []
-        self._is_held = self._is_over = self._has_ended = False
+        self._is_over = self._is_full = False
 
     def connection_made(self, transport: Any) -> None:
         """Begin."""
@@ -131,30 +123,29 @@ class Program(asyncio.Protocol):
         if destination is None:
             self._answer(404, None, "this address is none of lightning-otel's proxy")
             return
-        record = None
         proxy.requests += 1
-        if method == "POST" and RECORDED not in headers:
-            record = capture.guard_call(proxy.make_record, destination, headers)
-        dialect = record.dialect if record is not None else None
+        passage = Passage(proxy, request, headers, destination)
         if headers.get("upgrade", "h2c").lower() != "h2c":
             proxy.upgrades += 1
-            self._answer(426, dialect, "lightning-otel's proxy takes no WebSocket; use HTTP")
+            self._answer(
+                426, passage.dialect, "lightning-otel's proxy takes no WebSocket; use HTTP"
+            )
             return
-        self._passage = Passage(request, headers, destination, record)
-        if record is not None and record.is_held:
-            if self._parser.they_are_waiting_for_100_continue:
-                self.transport.write(_CONTINUE)
-            return
-        self._start(self._passage, self._open(self._passage))
+        self._passage = passage
+        if not passage.is_held:
+            self._start(self._open(passage, passage.head))
+        elif self._parser.they_are_waiting_for_100_continue:
+            self.transport.write(_CONTINUE)
 
-    def _start(self, passage: Passage, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         """Do what takes time; nothing more is taken from the program meanwhile."""
         self._task = task = asyncio.ensure_future(work)
-        task.add_done_callback(lambda _: self._check(passage, task))
+        task.add_done_callback(self._check)
 
-    def _check(self, passage: Passage, task: "asyncio.Task[None]") -> None:
+    def _check(self, task: "asyncio.Task[None]") -> None:
         """Fail where the server could not be reached; what was asked belongs on record first."""
-        if task.cancelled() or (failure := task.exception()) is None:
+        passage = self._passage
+        if task.cancelled() or (failure := task.exception()) is None or passage is None:
             return
         passage.failure, self._task, self._server = failure, None, None
         if passage.is_sent or self._parser.they_are_waiting_for_100_continue:
@@ -162,127 +153,91 @@ class Program(asyncio.Protocol):
         else:
             self.read_on()
 
-    async def _open(self, passage: Passage, data: bytes = b"") -> None:
+    async def _open(self, passage: Passage, write: Callable[[], bytes]) -> None:
         """Have a connection to the passage's server, and send what is to be sent first."""
-        origin = passage.destination.origin
+        data, origin = write(), passage.destination.origin
         if self._server is None or self._server.origin != origin:
-            if self._server is not None:
-                self._server.leave()
+            self._leave_server()
             self._server = Server(self, origin)
             await self._proxy.connect(origin, self._server)
         self._task = None
-        self._server.transport.write(data or passage.head())
+        self._server.transport.write(data)
         self.read_on()
+
+    def _leave_server(self) -> None:
+        server, self._server = self._server, None
+        if server is not None and server.transport is not None:
+            server.transport.abort()
 
     def _fail(self, passage: Passage) -> None:
         """Say that the server cannot be reached."""
-        record, exc = passage.record, passage.failure
-        if record is not None and not passage.has_begun:
-            passage.has_begun = True
-            capture.guard_call(record.begin)
-        passage.end_record(is_whole=False, exc=exc)
+        passage.begin()
+        exc = passage.failure
+        passage.end(is_whole=False, exc=exc)
         reason = exc.strerror if isinstance(exc, OSError) else None
         message = f"cannot reach {passage.destination.host}: {reason or type(exc).__name__}"
         self._passage = None
-        self._answer(502, record.dialect if record is not None else None, message)
+        self._answer(502, passage.dialect, message)
 
     def _send(self, event: h11.Data | h11.EndOfMessage) -> None:
         """Send a part of the request on, or keep it until all is there."""
         passage = self._passage
         if passage is None:
             return
-        record = passage.record
-        is_held = record is not None and record.is_held
-        if not is_held and self._server is not None:
+        if not passage.is_held and self._server is not None:
             self._server.transport.write(passage.write(event))
         if isinstance(event, h11.Data):
-            if record is not None:
-                record.keep_sent(event.data)
-                if is_held and record.is_unread:  # too long to be changed
-                    data = passage.head() + passage.write(h11.Data(data=record.release()))
-                    self._start(passage, self._open(passage, data))
+            passage.keep_sent(event.data)
+            if passage.is_held and passage.is_unread:  # too long to be changed
+                self._start(self._open(passage, passage.release))
             return
         passage.is_sent = True
-        self._proxy.too_long += record is not None and record.is_unread
+        self._proxy.too_long += passage.is_unread
         if passage.failure is not None:
             self._fail(passage)
-            return
-        if is_held:
-            self._start(passage, self._send_changed(passage))
-            return
-        if record is not None and not passage.has_begun:
-            passage.has_begun = True
-            if record.sent_bytes > _QUICK_BYTES:
-                loop = asyncio.get_running_loop()
-                passage.reading = loop.run_in_executor(None, capture.guard_call, record.begin)
-            else:
-                capture.guard_call(record.begin)
-        self._end_cycle()
-
-    async def _send_changed(self, passage: Passage) -> None:
-        """Send a request as it is to be sent, now that it is whole."""
-        record = passage.record
-        assert record is not None
-        body = record.sent_body()
-        loop, passage.has_begun = asyncio.get_running_loop(), True
-        if len(body) > _QUICK_BYTES:
-            changed = await loop.run_in_executor(None, capture.guard_call, record.begin)
+        elif passage.is_held or passage.sent_bytes > _QUICK_BYTES:
+            self._start(self._read_sent(passage))
         else:
-            changed = capture.guard_call(record.begin)
-        url, body, headers = changed or (record.url, body, passage.headers)
-        await self._open(passage, passage.write_whole(url, body, headers))
+            passage.begin()
+            passage.drop_sent()
+            self._end_cycle()
 
-    async def _send_again(self, passage: Passage) -> None:
-        """Send a request without what the server refused."""
-        assert passage.record is not None
-        url, body, headers = passage.record.fall_back()
-        passage.is_refused = passage.is_answered = False
-        if self._server is not None:
-            self._server.leave()
-            self._server = None
-        await self._open(passage, passage.write_whole(url, body, headers))
+    async def _read_sent(self, passage: Passage) -> None:
+        """Read a request in a thread, since it is long, or is changed before it is sent."""
+        self._balance()
+        loop = asyncio.get_running_loop()
+        passage.reading = loop.run_in_executor(None, passage.begin)
+        arguments = await asyncio.shield(passage.reading)
+        if passage.is_held:
+            await self._open(passage, lambda: passage.write_whole(arguments))
+        passage.drop_sent()
+        self._task = None
+        self._balance()
+        self.read_on()
+        self._end_cycle()
 
     def pass_on(self, server: Server, data: bytes) -> None:
         """Pass bytes of the server on: after the record, if they are the last."""
+        passage = self._passage
         if server is not self._server:
             return
-        passage = self._passage
-        if passage is None or self._is_held:
-            self._write(data)
-            return
-        if not capture.guard_call(passage.read, data):
-            passage.is_unreadable = True
-        if passage.is_refused:
-            if passage.is_answered:
-                self._start(passage, self._send_again(passage))
-            return
-        if passage.ends_record and passage.reading is not None:
-            self._is_held = True
-            server.transport.pause_reading()
-            passage.reading.add_done_callback(lambda _: self._release(passage))
-        self._write(data)
+        if passage is not None:
+            passage.read(data)
+            if passage.is_refused:
+                if passage.is_answered or passage.is_unreadable:
+                    self._send_again(passage)
+                return
+        self.transport.write(data)
         self._end_cycle()
 
-    def _write(self, data: bytes) -> None:
-        if self._is_held:
-            self._tail.append(data)
-        else:
-            self.transport.write(data)
-
-    def _release(self, passage: Passage) -> None:
-        """Pass on what waited for the record of a long request."""
-        self._is_held = False
-        tail, self._tail = b"".join(self._tail), []
-        self.transport.write(tail)
-        if self._has_ended:
-            self.transport.close()
-        elif self._server is not None:
-            self._server.transport.resume_reading()
-        self._end_cycle()
+    def _send_again(self, passage: Passage) -> None:
+        """Send a request without what the server refused."""
+        self._leave_server()
+        self._start(self._open(passage, passage.fall_back))
 
     def _end_cycle(self) -> None:
         passage = self._passage
-        if passage is None or not (passage.is_sent and passage.is_answered) or self._is_held:
+        if passage is None or not (passage.is_sent and passage.is_answered) or self._task:
             return
         if not passage.is_unreadable:
             self._begin_cycle()
@@ -320,39 +275,40 @@ class Program(asyncio.Protocol):
         self._proxy.connections.discard(self)
         if self._task is not None:
             self._task.cancel()
-        passage, server = self._passage, self._server
-        self._passage = self._server = None
+        passage, self._passage = self._passage, None
         if passage is not None:
-            passage.end_record(is_whole=False)
-        if server is not None:
-            server.leave()
+            passage.end(is_whole=False)
+        self._leave_server()
 
     def lose_server(self, server: Server, exc: Exception | None) -> None:
         """End the connection as the server ended its own."""
         if server is not self._server:
             return
         self._server, passage = None, self._passage
-        if passage is not None and passage.is_refused:
-            if not passage.is_answered:
-                self.transport.close()
-            return
         if passage is not None:
             if exc is None:
-                capture.guard_call(passage.read, b"")
+                passage.read(b"")
+            if passage.is_refused:
+                self._send_again(passage)
+                return
             error = exc or ConnectionError("the server closed the connection before the end")
-            passage.end_record(is_whole=passage.is_answered, exc=error)
+            passage.end(is_whole=passage.is_answered, exc=error)
         if exc is not None and (sock := self.transport.get_extra_info("socket")) is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self._has_ended = True
-        if not self._is_held:
-            self.transport.close()
+        self.transport.close()
 
     def pause_writing(self) -> None:
         """Let the server wait: the program reads slowly."""
-        if self._server is not None:
-            self._server.transport.pause_reading()
+        self._is_full = True
+        self._balance()
 
     def resume_writing(self) -> None:
         """Read on from the server."""
-        if self._server is not None and not self._is_held:
-            self._server.transport.resume_reading()
+        self._is_full = False
+        self._balance()
+
+    def _balance(self) -> None:
+        """Let the server wait while the program reads slowly, or its request is being read."""
+        if self._server is not None and self._server.transport is not None:
+            transport, waits = self._server.transport, self._is_full or self._task is not None
+            transport.pause_reading() if waits else transport.resume_reading()

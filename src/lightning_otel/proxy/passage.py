@@ -1,18 +1,35 @@
-"""One request and its answer on their way: the heads that change, and the reading of a copy."""
+"""One request and its answer on their way: the heads that change, and the record of a copy.
+
+Nothing in here holds a byte back; each part of the record is fenced, and a fault costs it alone.
+"""
 
 import asyncio
+import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import h11
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from lightning_otel import capture
-from lightning_otel.instrumentors.http import RECORDED
-from lightning_otel.proxy.codings import readable_codings
-from lightning_otel.proxy.recording import Record
-from lightning_otel.proxy.routes import Destination, server_address
+from lightning_otel.dialects import Dialect, find_dialect, may_ask_model
+from lightning_otel.dialects.events import is_ended
+from lightning_otel.instrumentors.body import MAX_KEPT_BYTES
+from lightning_otel.instrumentors.http import RECORDED, Exchange, Sent, begin_request
+from lightning_otel.proxy.codings import Decode, find_decoder, readable_codings
+from lightning_otel.proxy.routes import Destination, Upstream, server_address
 
+if TYPE_CHECKING:
+    from lightning_otel.proxy import Proxy
+
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
 _HEAD_BYTES: Final = 1 << 20
+_LONGEST_BYTES: Final = 64 << 20
+"""A longer body of a request passes unread."""
+_ALL_BYTES: Final = 128 << 20
+"""Of all connections together: what would have to be kept beyond it passes unread."""
 _OWN: Final = frozenset(
     {
         b"upgrade", b"http2-settings", b"proxy-authorization", b"proxy-connection",
@@ -22,84 +39,181 @@ _OWN: Final = frozenset(
 """Headers that end here."""
 _FRAMING: Final = ("content-length", "transfer-encoding", "expect", "host")
 _PARTS: Final = (h11.InformationalResponse, h11.Response, h11.Data, h11.EndOfMessage)
+_EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"[DONE]", b"[DONE]\n", b"[DONE]\r\n")
+
+
+class _Exchange(Exchange):
+    def decode(self, body: bytes) -> bytes:
+        """Return a body as it is: it was decoded as it passed."""
+        return body
 
 
 class Passage:
     """One request and its answer on their way.
 
     Attributes:
-        request: The head of the request.
-        headers: Its headers, by lower-case name.
-        destination: Where it goes.
-        record: Its record; None where nothing is recorded.
+        destination: The place that it goes to.
+        dialect: Its reader; None where nothing is recorded.
+        is_held: Whether it is sent once it is whole, since something in it may be changed.
+        is_unread: Whether the request is too long to be read.
         is_sent: Whether the request is there to its end.
         is_answered: Whether the answer is.
         is_refused: Whether the answer refuses what we asked besides, and is not passed on.
         is_unreadable: Whether the answer is no HTTP, and passes unread until its end.
-        reading: The reading of a long request in a thread.
-        ends_record: Whether the record ends with that.
-        has_begun: Whether the record has begun.
+        sent_bytes: The size of the request's body, as far as it is kept.
+        reading: The reading of the request in a thread.
         failure: What kept the server from being reached.
     """
 
+    dialect: Dialect | None = None
+    is_held = is_unread = is_sent = is_answered = is_refused = is_unreadable = False
+    sent_bytes = 0
+    reading: "asyncio.Future[Any] | None" = None
+    failure: BaseException | None = None
+    _has_begun = _has_ended = False
+    _context = Context()
+    _exchange: Exchange | None = None
+    _decode: Decode | None = None
+    _decode_answer: Decode | None = None
+    _first_s: float | None = None
+    _status = _size = 0
+    _marks: tuple[bytes, ...] = ()
+
     def __init__(
         self,
+        proxy: "Proxy",
         request: h11.Request,
         headers: Mapping[str, str],
         destination: Destination,
-        record: Record | None,
     ) -> None:
-        self.request, self.headers = request, headers
-        self.destination, self.record = destination, record
-        self.is_sent = self.is_answered = self.is_refused = self.is_unreadable = False
-        self.has_begun = self.ends_record = False
-        self.failure: BaseException | None = None
-        self.reading: asyncio.Future[Any] | None = None
+        self.destination = destination
+        self._proxy, self._request, self._headers = proxy, request, headers
         self._framing = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
+        self._sent: list[bytes] = []
+        self._pieces: list[bytes] = []
+        self._event = bytearray()
+        self._start_ns, self._started_s = time.time_ns(), time.perf_counter()
+        if request.method == b"POST" and RECORDED not in headers:
+            capture.guard_call(self._find_reader)
+
+    def _find_reader(self) -> None:
+        dialect = find_dialect("POST", self.destination.url)
+        if dialect is None:
+            if may_ask_model(self.destination.url):
+                self._proxy.note_unread(self.destination)
+            return
+        self._context = _within_trace(self._proxy.place(self._headers), self._headers)
+        frame = capture.current_frame(self._context)
+        has_assigner = frame is not None and frame.assigner is not None
+        self._decode = find_decoder(self._headers.get("content-encoding", ""))
+        self.is_held = has_assigner or capture.asks_for_ids(frame)
+        self.dialect = dialect
+        self._proxy.passed += 1
 
     def head(self) -> bytes:
         """Return the head that is sent: with another target and host, without what ends here."""
-        return self._write_head(self.request.headers.raw_items())
+        return self._write_head(self._request.headers.raw_items())
 
     def _write_head(self, items: Iterable[tuple[bytes, bytes]]) -> bytes:
         host = self.destination.host.encode()
         headers = []
         for name, value in items:
             lower = name.lower()
-            if lower == b"accept-encoding" and self.record is not None:
+            if lower == b"accept-encoding" and self.dialect is not None:
                 headers.append((name, readable_codings(value.decode("latin-1")).encode()))
             elif lower not in _OWN:
                 headers.append((name, host if lower == b"host" else value))
-        if "host" not in self.headers:  # of HTTP/1.0
+        if "host" not in self._headers:  # of HTTP/1.0
             headers.insert(0, (b"Host", host))
         request = h11.Request(
-            method=self.request.method, target=self.destination.target, headers=headers
+            method=self._request.method, target=self.destination.target, headers=headers
         )
         head = self._framing.send(request) or b""
-        version = self.request.http_version
+        version = self._request.http_version
         return head.replace(b" HTTP/1.1\r\n", b" HTTP/%s\r\n" % version, 1)
 
     def write(self, event: h11.Data | h11.EndOfMessage) -> bytes:
         """Return the bytes of a part of the body."""
         return self._framing.send(event) or b""
 
-    def write_whole(self, url: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-        """Return the bytes of a request that is sent in place of the program's."""
+    def write_whole(self, arguments: Any) -> bytes:
+        """Return the bytes of a request that was held, as it was or by what it is to be."""
+        url, body, headers = arguments or (
+            self.destination.url, b"".join(self._sent), self._headers
+        )  # fmt: skip
         self._framing = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
-        self.destination = server_address(url)
+        self.destination = server_address(Upstream(url))
         pairs = {name: text for name, text in headers.items() if name.lower() not in _FRAMING}
         pairs |= {"host": self.destination.host, "content-length": str(len(body))}
         encoded = [(name.encode("latin-1"), pairs[name].encode("latin-1")) for name in pairs]
         head = self._write_head(encoded)
         return head + self.write(h11.Data(data=body)) + self.write(h11.EndOfMessage())
 
-    def read(self, data: bytes) -> bool:
-        """Read a copy of the bytes of the answer; return whether it can be read.
+    def _take_room(self, size: int) -> bool:
+        has_room = self._proxy.kept_bytes + size <= _ALL_BYTES
+        self._proxy.kept_bytes += size if has_room else 0
+        return has_room
 
-        No bytes are its end, by the connection's.
-        """
-        if self.is_unreadable:
-            return False
+    def keep_sent(self, piece: bytes) -> None:
+        """Keep a piece of the request's body."""
+        if self.dialect is None or self.is_unread or self._has_ended:
+            return
+        size = len(piece)
+        if self.sent_bytes + size <= _LONGEST_BYTES and self._take_room(size):
+            self.sent_bytes += size
+        else:
+            self.is_unread = True
+        self._sent.append(bytes(piece))
+        if self.is_unread and not self.is_held:
+            self.drop_sent()
+
+    def drop_sent(self) -> None:
+        """Let go of the request's body."""
+        self._proxy.kept_bytes -= self.sent_bytes
+        self.sent_bytes = 0
+        self._sent.clear()
+
+    def release(self) -> bytes:
+        """Return the beginning of a request that is too long to be changed."""
+        self.is_held, body = False, b"".join(self._sent)
+        self.drop_sent()
+        return self.head() + self.write(h11.Data(data=body))
+
+    def begin(self) -> Any:
+        """Begin the span, once; return address, body and headers to send in place of its own."""
+        if self._has_begun or self.dialect is None:
+            return None
+        self._has_begun = True
+        return capture.guard_call(self._begin)
+
+    def _begin(self) -> Any:
+        decode, url = None if self.is_unread else self._decode, self.destination.url
+
+        def read_sent() -> bytes | None:
+            return decode(b"".join(self._sent)) if decode is not None else None
+
+        def write(url: str, body: bytes | None, headers: dict[str, str]) -> Any:
+            return None if body is None else ((url, body, headers), {})
+
+        with capture.attach_context(self._context):
+            sent = Sent(url, read_sent, self._headers, write, start_ns=self._start_ns)
+            self._exchange = exchange = begin_request("proxy", sent, _Exchange)
+        return exchange.arguments[0] if exchange is not None and exchange.arguments else None
+
+    def fall_back(self) -> bytes:
+        """Return what is sent after a refusal: the request without what was asked besides."""
+        assert self._exchange is not None
+        self._exchange.note_status(self._status)
+        self._status, self.is_refused = 0, False
+        self.is_answered = self.is_unreadable = False
+        return self.write_whole(self._exchange.fall_back()[0])
+
+    def read(self, data: bytes) -> None:
+        """Read a copy of the bytes of the answer; none are its end, by the connection's."""
+        if not self.is_unreadable:
+            self.is_unreadable = not capture.guard_call(self._read, data)
+
+    def _read(self, data: bytes) -> bool:
         try:
             self._framing.receive_data(data)
             pieces: list[bytes] = []
@@ -107,52 +221,82 @@ class Passage:
                 if type(event) is h11.Data:
                     pieces.append(event.data)
                 else:
-                    self._keep(pieces)
+                    self._keep_pieces(pieces)
                     self._take(event)
-            self._keep(pieces)
-            if self.is_answered and self._framing.trailing_data[0]:
-                self.is_unreadable = True  # more than it said: nobody knows what comes next
+            self._keep_pieces(pieces)
         except h11.RemoteProtocolError:
             return False
-        return not self.is_unreadable
+        # More than it said: nobody knows what comes next.
+        return not (self.is_answered and self._framing.trailing_data[0])
 
-    def _keep(self, pieces: list[bytes]) -> None:
+    def _keep_pieces(self, pieces: list[bytes]) -> None:
         """Keep what has come of the body in one: to look at each chunk costs more than all else."""
-        if pieces and self.record is not None and not self.is_refused:
-            is_end = capture.guard_call(self.record.keep, b"".join(pieces))
+        if pieces and self.dialect is not None and not self.is_refused:
+            has_ended = capture.guard_call(self._keep, b"".join(pieces))
             pieces.clear()
-            if is_end:
-                self.end_record()
+            if has_ended:
+                self.end(is_whole=True)
 
     def _take(self, event: Any) -> None:
-        record = self.record
-        if isinstance(event, h11.Response) and record is not None:
-            headers = headers_of(event)
-            capture.guard_call(record.answer, event.status_code, headers)
-            self.is_refused = record.refused
+        if isinstance(event, h11.Response):
+            self._status, headers = event.status_code, headers_of(event)
+            exchange = self._exchange
+            self.is_refused = (
+                exchange is not None and exchange.fallback is not None
+                and self._status in (400, 422)
+            )  # fmt: skip
+            self._decode_answer = find_decoder(headers.get("content-encoding", ""))
+            if self.dialect and headers.get("content-type", "").startswith("text/event-stream"):
+                self._marks = tuple(mark.encode() for mark in self.dialect.end_marks)
         elif isinstance(event, h11.EndOfMessage):
             self.is_answered = True
             if not self.is_refused:
-                self.end_record()
+                self.end(is_whole=True)
 
-    def end_record(self, *, is_whole: bool = True, exc: BaseException | None = None) -> None:
-        """Write the record, or have it written once the request is read."""
-        if self.record is None:
-            return
+    def _keep(self, piece: bytes) -> bool:
+        """Keep a piece of the answer's body; return whether it ends a stream."""
+        if self._first_s is None:
+            self._first_s = time.perf_counter() - self._started_s
+        if self._has_ended or self._decode_answer is None or self._size > MAX_KEPT_BYTES:
+            return False
+        text = self._decode_answer(piece)
+        if not self._take_room(len(text)):
+            self._decode_answer = None
+            return False
+        self._size += len(text)
+        self._pieces.append(text)
+        if not self._marks:
+            return False
+        self._event += text
+        if not self._event.endswith(_EVENT_ENDS):
+            return False
+        events, self._event = bytes(self._event), bytearray()
+        names = [mark.decode() for mark in self._marks if mark in events]
+        return bool(names) and is_ended(events, names)
+
+    def end(self, *, is_whole: bool, exc: BaseException | None = None) -> None:
+        """Write the record, once; where the request is still being read, after that."""
         if self.reading is not None and not self.reading.done():
-            self.ends_record = True
-            self.reading.add_done_callback(lambda _: self._end(is_whole, exc))
-            return
-        self._end(is_whole, exc)
+            self.reading.add_done_callback(lambda _: self.end(is_whole=is_whole, exc=exc))
+        elif self.dialect is not None and not self._has_ended:
+            self._has_ended = True
+            if is_whole:  # the answer may have come before the request's end
+                self.begin()
+            capture.guard_call(self._end, is_whole, exc)
+            self.drop_sent()
+            self._proxy.kept_bytes -= self._size
+            self._pieces.clear()
 
     def _end(self, is_whole: bool, exc: BaseException | None) -> None:  # noqa: FBT001
-        self.ends_record = False
-        record = self.record
-        if record is not None:
-            if not self.has_begun and is_whole:  # the answer came before the request's end
-                self.has_begun = True
-                capture.guard_call(record.begin)
-            capture.guard_call(record.end, is_whole=is_whole, exc=exc)
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        if not self._status:
+            exchange.fail(exc or ConnectionError("the program went before the answer came"))
+            return
+        exchange.note_status(self._status)
+        body = b"".join(self._pieces)
+        exchange.end_body(body, is_whole=is_whole, first_chunk_s=self._first_s, exc=exc)
 
 
 def make_parser() -> h11.Connection:
@@ -167,3 +311,13 @@ def headers_of(event: Any) -> dict[str, str]:
         key, text = name.decode("latin-1"), value.decode("latin-1")
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
     return headers
+
+
+def _within_trace(context: Context, headers: Mapping[str, str]) -> Context:
+    """Return the context within the program's own span, where that is of the trace of the run."""
+    here = trace.get_current_span(context).get_span_context()
+    inner = trace.get_current_span(_PROPAGATOR.extract(headers)).get_span_context()
+    if not inner.is_valid or inner.trace_id != here.trace_id:
+        return context
+    around = trace.SpanContext(here.trace_id, inner.span_id, True, here.trace_flags)
+    return trace.set_span_in_context(trace.NonRecordingSpan(around), context)

@@ -6,8 +6,7 @@ anthropic and google-genai, for the names of their variables.
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -30,6 +29,9 @@ VARIABLES: Final[Mapping[str, tuple[str, str, str]]] = {
 }
 """By variable: the provider's own server ("" where it depends on the user), the path that the
 variable's value ends with, and the version that stands before a path without one."""
+SETTINGS_FILES: Final = (
+    "~/.claude/settings.json (env), ~/.codex/config.toml, ~/.gemini/settings.json, opencode.json"
+)
 _FIRST_PARTY: Final = "_CLAUDE_CODE_ASSUME_FIRST_PARTY_BASE_URL"
 _LOOPBACK: Final = "127.0.0.1,localhost"
 
@@ -50,8 +52,7 @@ class Destination(NamedTuple):
     url: str
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
+class Upstream(NamedTuple):
     """A server that requests go on to.
 
     Attributes:
@@ -62,53 +63,28 @@ class Upstream:
     url: str
     version: str = ""
 
-    def find_destination(self, path: str) -> Destination:
-        """Return the place of a request.
 
-        Args:
-            path: The path and query, below the address that stands for this server.
-        """
-        version = "" if _VERSION.match(path) else self.version
-        return server_address(f"{self.url.rstrip('/')}{version}{path}")
-
-
-def server_address(url: str) -> Destination:
-    """Return the place that an address means."""
+def server_address(upstream: Upstream, path: str = "") -> Destination:
+    """Return the place that a path below a server's address means."""
+    version = "" if _VERSION.match(path) else upstream.version
+    url = f"{upstream.url.rstrip('/')}{version}{path}" if path else upstream.url
     parts = urlsplit(url)
     origin = (parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 80))
     host = parts.netloc.rpartition("@")[2]
-    target = url.partition("://")[2]
-    target = target[len(parts.netloc) :] or "/"
+    target = url.partition("://")[2][len(parts.netloc) :] or "/"
     return Destination(origin, host, target.encode("latin-1"), url)
 
 
-class Addresses(NamedTuple):
-    """The addresses that a program is given.
-
-    Attributes:
-        upstreams: By secret segment of the path, the servers they stand for.
-        variables: Variables of the environment.
-        pairs: Address and server of each, as ``LIGHTNING_OTEL_PROXY`` says them.
-    """
-
-    upstreams: Mapping[str, Upstream]
-    variables: Mapping[str, str]
-    pairs: str
-
-
-def make_addresses(port: int, environment: Mapping[str, str]) -> Addresses:
-    """Return the addresses of a proxy on this machine.
+def make_addresses(
+    port: int, environment: Mapping[str, str]
+) -> tuple[dict[str, Upstream], dict[str, str]]:
+    """Return the servers behind a proxy's port, by secret segment, and the program's variables.
 
     What the user set counts as the server, else the provider's own. Either way a program adds to
     its address the very path that it would add to the server's.
-
-    Args:
-        port: The port.
-        environment: The user's variables.
     """
     upstreams: dict[str, Upstream] = {}
     variables: dict[str, str] = {}
-    pairs: list[str] = []
     for name, (default, end, version) in VARIABLES.items():
         value = environment.get(name, "").strip()
         parts = urlsplit(value or f"{default}{end}")
@@ -119,13 +95,12 @@ def make_addresses(port: int, environment: Mapping[str, str]) -> Addresses:
         upstreams[segment] = Upstream(f"{parts.scheme}://{host}", "" if value else version)
         variables[name] = f"http://{user}{mark}127.0.0.1:{port}/{segment}{parts.path}"
         variables[name] += f"?{parts.query}" if parts.query else ""
-        pairs.append(f"http://127.0.0.1:{port}/{segment}={parts.scheme}://{host}")
     if not environment.get("ANTHROPIC_BASE_URL", "").strip():
         variables[_FIRST_PARTY] = "1"
     for name in ("NO_PROXY", "no_proxy"):
         if name == "NO_PROXY" or name in environment:
             variables[name] = ",".join(filter(None, (environment.get(name, ""), _LOOPBACK)))
-    return Addresses(upstreams, variables, " ".join(pairs))
+    return upstreams, variables
 
 
 def add_recipe(program: Sequence[str], variables: Mapping[str, str]) -> list[str]:
@@ -134,12 +109,3 @@ def add_recipe(program: Sequence[str], variables: Mapping[str, str]) -> list[str
     if PurePath(name).name == "codex":  # it reads no variable for its server
         return [name, "-c", f'openai_base_url="{variables["OPENAI_BASE_URL"]}"', *rest]
     return [*program]
-
-
-def name_settings() -> Iterator[str]:
-    """Yield what a program may have read its server from, where nothing passed the proxy."""
-    yield "the program reads none of " + ", ".join(name for name in VARIABLES)
-    yield (
-        "or its own settings name a server: env in ~/.claude/settings.json, ~/.codex/config.toml, "
-        "~/.gemini/settings.json, opencode.json"
-    )
