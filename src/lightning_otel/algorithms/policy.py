@@ -32,6 +32,7 @@ UNKNOWN_AGE: Final = (
     "unknown version: their spans do not tell which weights sampled them; run the agent with "
     "--apply and the trainer's state (LIGHTNING_OTEL_STATE), or leave max_staleness out"
 )
+TINY: Final = 1e-8
 NO_TOKENS: Final = (
     "no token ids; ask the server for them: extra_body={'return_token_ids': True} with vLLM"
 )
@@ -279,3 +280,33 @@ def _find_version_lag(steps: tuple[Transition, ...], resource: str, newest: int)
     if not all(map(str.isdigit, stamps)):
         return None
     return max(0, newest - min(map(int, stamps)))
+
+
+def credit_steps(
+    rows: Sequence[dict[str, Any]], gamma: float, gae_lambda: float, *, is_whitened: bool
+) -> None:
+    """Write into rows the return of each step, [S], and the advantage of each token, [C]."""
+    episodes: dict[str, dict[int, tuple[dict[str, Any], int]]] = {}
+    for row in rows:
+        row["returns"] = [0.0] * len(row["order"])
+        row["advantages"] = [0.0] * len(row["completion_ids"])
+        for index, place in enumerate(row["order"]):
+            episodes.setdefault(row["episode"], {})[place] = (row, index)
+    found: list[tuple[dict[str, Any], int, float]] = []
+    for episode in episodes.values():
+        following = advantage = 0.0
+        for _, (row, index) in sorted(episode.items(), reverse=True):
+            value = row["values"][index]
+            difference = row["rewards"][index] + gamma * following - value
+            advantage = difference + gamma * gae_lambda * advantage
+            following = value
+            row["returns"][index] = advantage + value
+            found.append((row, index, advantage))
+    mean, deviation = 0.0, 1.0
+    if is_whitened and len(found) > 1:
+        mean = sum(each for *_, each in found) / len(found)
+        squares = sum((each - mean) ** 2 for *_, each in found)
+        deviation = (squares / (len(found) - 1)) ** 0.5 + TINY
+    for row, index, advantage in found:
+        start, end = row["starts"][index], row["ends"][index]
+        row["advantages"][start:end] = [(advantage - mean) / deviation] * (end - start)

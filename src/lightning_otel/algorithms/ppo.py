@@ -8,7 +8,7 @@ Continuous Control Using Generalized Advantage Estimation, arXiv 1506.02438.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from lightning_otel.adapter.rows import is_trainable, last_tokens
@@ -24,7 +24,6 @@ from lightning_otel.types.transitions import distinct_steps
 NO_REWARD: Final = "no reward: nothing says how well its rollout did"
 HEAD: Final = "value_head"
 FAULTY: Final = "another step of its rollout cannot be trained"
-TINY: Final = 1e-8
 
 
 class PPO(PolicyGradient):
@@ -153,33 +152,3 @@ class PPO(PolicyGradient):
             return super()._publish_weights()
         finally:
             self._model.add_module(HEAD, head)
-
-
-def credit_steps(
-    rows: Sequence[dict[str, Any]], gamma: float, gae_lambda: float, *, is_whitened: bool
-) -> None:
-    """Write into rows the return of each step, [S], and the advantage of each token, [C]."""
-    episodes: dict[str, dict[int, tuple[dict[str, Any], int]]] = {}
-    for row in rows:
-        row["returns"] = [0.0] * len(row["order"])
-        row["advantages"] = [0.0] * len(row["completion_ids"])
-        for index, place in enumerate(row["order"]):
-            episodes.setdefault(row["episode"], {})[place] = (row, index)
-    found: list[tuple[dict[str, Any], int, float]] = []
-    for episode in episodes.values():
-        following = advantage = 0.0
-        for _, (row, index) in sorted(episode.items(), reverse=True):
-            value = row["values"][index]
-            difference = row["rewards"][index] + gamma * following - value
-            advantage = difference + gamma * gae_lambda * advantage
-            following = value
-            row["returns"][index] = advantage + value
-            found.append((row, index, advantage))
-    mean, deviation = 0.0, 1.0
-    if is_whitened and len(found) > 1:
-        mean = sum(each for *_, each in found) / len(found)
-        squares = sum((each - mean) ** 2 for *_, each in found)
-        deviation = (squares / (len(found) - 1)) ** 0.5 + TINY
-    for row, index, advantage in found:
-        start, end = row["starts"][index], row["ends"][index]
-        row["advantages"][start:end] = [(advantage - mean) / deviation] * (end - start)

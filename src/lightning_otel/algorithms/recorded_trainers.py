@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, TypedDict
 
-from lightning_otel.algorithms.ppo import TINY, credit_steps
+from lightning_otel.algorithms.policy import TINY, credit_steps
 
 datasets: Any = import_module("datasets")
 torch: Any = import_module("torch")
