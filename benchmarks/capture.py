@@ -1,8 +1,4 @@
-"""CPU time that capturing adds to a call of ``openai``, or with ``--langchain`` of LangChain.
-
-Peers give their spans to a ``BatchSpanProcessor`` whose exporter does nothing, in a thread that is
-not counted; ours are recorded into a store on disk. The network is a transport in memory.
-"""
+"""CPU time that capturing adds to a call of ``openai``, or with ``--langchain`` of LangChain."""
 
 import asyncio
 import json
@@ -79,7 +75,7 @@ def long_history() -> dict[str, Any]:
     return {"model": "demo-1", "messages": messages, "tools": tools, "temperature": 0.7}
 
 
-def _answer(kind: str, part: str, content: str, reason: str | None, **more: Any) -> str:
+def answer(kind: str, part: str, content: str, reason: str | None, **more: Any) -> str:
     message = {"role": "assistant", "content": content}
     choice = {"index": 0, part: message, "finish_reason": reason}
     head = {"id": "chatcmpl-benchmark", "object": kind, "created": 1, "model": "demo-1"}
@@ -90,16 +86,16 @@ def transports() -> tuple[Any, Any]:
     import httpx2
 
     usage = {"prompt_tokens": 500, "completion_tokens": 80, "total_tokens": 580}
-    answer = _answer("chat.completion", "message", text(400, 7), "stop", usage=usage).encode()
+    whole = answer("chat.completion", "message", text(400, 7), "stop", usage=usage).encode()
     reasons = [*[None] * (CHUNKS - 1), "stop"]
-    chunk = partial(_answer, "chat.completion.chunk", "delta")
+    chunk = partial(answer, "chat.completion.chunk", "delta")
     events = [chunk(f"word{n} ", reason) for n, reason in enumerate(reasons)]
     chunks = [f"data: {event}\n\n".encode() for event in (*events, "[DONE]")]
 
     def handle(request: Any) -> Any:
         is_stream = b'"stream":true' in request.content
         headers = {"content-type": "text/event-stream" if is_stream else "application/json"}
-        content = (chunk for chunk in chunks) if is_stream else answer
+        content = (chunk for chunk in chunks) if is_stream else whole
         return httpx2.Response(200, headers=headers, content=content)
 
     transport = httpx2.MockTransport(handle)

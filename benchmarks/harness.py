@@ -1,8 +1,7 @@
 """Common parts of the benchmarks: environments, workers, paired turns, tables.
 
-A script starts itself again as *workers*, in the environment of a peer where it needs one. Workers
-that are compared take turns of a few runs, the order reversed with each turn, so that other work on
-the machine meets all of them. A turn is timed in CPU time of its thread.
+A script starts itself again as workers. Those that are compared take turns, the order reversed with
+each turn, so that other work on the machine meets all of them.
 """
 
 import argparse

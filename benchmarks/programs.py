@@ -64,7 +64,6 @@ for number in range(int(sys.argv[2])):
         os._exit(0)
     os.wait()
 """
-LOOKS = ("ls", "ls again", "stats", "stats again")
 _GET = "from opentelemetry import trace\ntracer = trace.get_tracer('program')\n"
 _AROUND = "import lightning_otel\nwith lightning_otel.auto_trace():"
 RUN, BLOCK, BATCH = "lightning-otel run", "auto_trace, no collector", "BatchSpanProcessor, OTLP"
@@ -134,7 +133,7 @@ def short(python: Path, count: int) -> dict[str, float]:
         place = str(Path(folder, "traces.duckdb"))
         subprocess.run([python, "-c", _FORKS, place, str(count)], check=True)
         figures: dict[str, float] = {}
-        for look in LOOKS:
+        for look in ("ls", "ls again", "stats", "stats again"):
             command = [python.with_name("lightning-otel"), look.split()[0], "--store", place]
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run(command, check=True, capture_output=True, env=harness.settings_of())

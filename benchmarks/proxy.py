@@ -1,11 +1,9 @@
-"""The recording proxy: CPU of a call and delay of the first byte, beside other ways.
-
-A client asks a model server on loopback directly, through a bare pass-through of aiohttp, through
-LiteLLM's proxy and through ours, in turns. CPU is that of the process between the two.
-"""
+"""The recording proxy: CPU of a call and delay of the first byte, beside aiohttp and LiteLLM's."""
 
 import argparse
 import asyncio
+import contextlib
+import itertools
 import json
 import os
 import socket
@@ -16,21 +14,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import capture
 import harness
 from harness import spread
 
-MODEL_S = 0.03
-CASES = {"1 kB": 1, "50 kB": 50}
-PIECES = 40
+MODEL_S, PIECES, KEY = 0.03, 40, "sk-bench"
+TITLES = ("CPU ms a call", "first byte, ms (p50 of 40)")
+PEERS = {"aiohttp": "aiohttp", "LiteLLM": "litellm[proxy]"}
 PASS_THROUGH = """
 import sys, aiohttp
 from aiohttp import web
 async def handle(request):
-    body = await request.read()
     own = ("host", "content-length")
     headers = {k: v for k, v in request.headers.items() if k.lower() not in own}
     url, kind = sys.argv[2] + request.path, "Content-Type"
-    async with request.app["client"].post(url, data=body, headers=headers) as got:
+    async with request.app["client"].post(url, data=await request.read(), headers=headers) as got:
         out = web.StreamResponse(status=got.status, headers={kind: got.headers[kind]})
         out.content_length = got.content_length
         await out.prepare(request)
@@ -38,56 +36,43 @@ async def handle(request):
             await out.write(piece)
         await out.write_eof()
         return out
-async def client(app):
+async def start(app):
     app["client"] = aiohttp.ClientSession(auto_decompress=False)
-    yield
-    await app["client"].close()
 app = web.Application(client_max_size=1 << 26)
-app.cleanup_ctx.append(client)
+app.on_startup.append(start)
 app.router.add_post("/{path:.*}", handle)
 web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None, access_log=None)
 """
 
 
-def answer(*, is_stream: bool) -> bytes:
-    head = {"id": "chatcmpl-1", "created": 1, "model": "m"}
+def answers() -> list[bytes]:
     usage = {"prompt_tokens": 9, "completion_tokens": 40, "total_tokens": 49}
-    if not is_stream:
-        text = {"role": "assistant", "content": harness.text(400)}
-        choice = {"index": 0, "message": text, "finish_reason": "stop"}
-        whole = {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
-        body = json.dumps(whole).encode()
-        return b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
-    head["object"] = "chat.completion.chunk"
-    pieces = []
-    for index in range(PIECES):
-        choice = {"index": 0, "delta": {"content": harness.text(8, index)}, "finish_reason": None}
-        pieces.append(b"data: %s\n\n" % json.dumps({**head, "choices": [choice]}).encode())
-    pieces.append(b"data: [DONE]\n\n")
-    body = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
-    return (
-        b"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n%s0\r\n\r\n" % body
+    whole = capture.answer("chat.completion", "message", harness.text(400), "stop", usage=usage)
+    kind, texts = "chat.completion.chunk", [harness.text(8, index) for index in range(PIECES)]
+    events = [*(capture.answer(kind, "delta", text, None) for text in texts), "[DONE]"]
+    pieces = [f"data: {event}\n\n" for event in events]
+    stream = "".join(f"{len(piece):x}\r\n{piece}\r\n" for piece in pieces) + "0\r\n\r\n"
+    heads = (
+        f"content-type: application/json\r\ncontent-length: {len(whole)}",
+        "content-type: text/event-stream\r\ntransfer-encoding: chunked",
     )
-
-
-async def read_request(reader: asyncio.StreamReader) -> bytes:
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    size = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
-    return await reader.readexactly(int(size or 0))  # none of what asks if the server is there
+    pairs = zip(heads, (whole, stream), strict=True)
+    return [f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n{body}".encode() for head, body in pairs]
 
 
 def serve(port: int) -> None:
-    answers = {flag: b"HTTP/1.1 200 OK\r\n" + answer(is_stream=flag) for flag in (False, True)}
+    whole, stream = answers()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            try:
-                body = await read_request(reader)
-            except asyncio.IncompleteReadError:
-                return
-            if b'"slow"' in body[:200]:
-                await asyncio.sleep(MODEL_S)
-            writer.write(answers[b'"stream": true' in body or b'"stream":true' in body])
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                size = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
+                body = await reader.readexactly(int(size or 0))  # none: is the server there?
+                if b'"slow"' in body[:200]:
+                    await asyncio.sleep(MODEL_S)
+                is_stream = b'"stream": true' in body or b'"stream":true' in body
+                writer.write(stream if is_stream else whole)
 
     async def run() -> None:
         server = await asyncio.start_server(handle, "127.0.0.1", port, limit=1 << 24)
@@ -99,13 +84,11 @@ def serve(port: int) -> None:
 def request(size_kb: int, name: str, *, is_stream: bool, number: int) -> bytes:
     turns = [{"role": "user", "content": harness.text(1000, k)} for k in range(size_kb - 1)]
     last = {"role": "user", "content": f"{number} {harness.text(300)}"}
-    body = json.dumps({"model": name, "stream": is_stream, "messages": [*turns, last]}).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    return b"%sauthorization: Bearer sk-bench\r\ncontent-length: %d\r\n\r\n%s" % (
-        head,
-        len(body),
-        body,
-    )
+    body = json.dumps({"model": name, "stream": is_stream, "messages": [*turns, last]})
+    return (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"authorization: Bearer {KEY}\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+    ).encode()
 
 
 def ask(sock: socket.socket, sent: bytes, end: bytes) -> float:
@@ -143,41 +126,39 @@ def main(options: argparse.Namespace) -> None:
     models = [{"model_name": name, "litellm_params": {
         "model": f"openai/{name}", "api_base": f"{upstream}/v1", "api_key": "k"}}
         for name in ("fast", "slow")]  # fmt: skip
-    (folder / "litellm.json").write_text(
-        json.dumps({"model_list": models, "general_settings": {"master_key": "sk-bench"}})
-    )
-    ways: dict[str, Any] = {"direct": "", "ours": ""}
-    ours = [sys.executable, "-m", "lightning_otel", "proxy", "--upstream", upstream, "--listen"]
-    for name, packages in (("aiohttp", ["aiohttp"]), ("LiteLLM", ["litellm[proxy]"])):
-        if not options.only or name in options.only:
-            ways[name] = harness.environment(options.env, f"proxy-{name}", packages)
-    commands = {
-        "direct": lambda port: [sys.executable, __file__, "--worker", json.dumps({"port": port})],
-        "ours": lambda port: [*ours, f"127.0.0.1:{port}"],
-        "aiohttp": lambda port: [ways["aiohttp"], folder / "pass.py", str(port), upstream],
-        "LiteLLM": lambda port: [
-            Path(ways["LiteLLM"]).parent / "litellm", "--config", folder / "litellm.json",
-            "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1",
-        ],
+    settings = {"model_list": models, "general_settings": {"master_key": KEY}}
+    (folder / "litellm.json").write_text(json.dumps(settings))
+    peers = {
+        name: harness.environment(options.env, f"proxy-{name}", [package])
+        for name, package in PEERS.items() if not options.only or name in options.only
     }  # fmt: skip
+
+    def start(way: str, port: int) -> harness.Server:
+        command: list[Any] = [sys.executable, __file__, "--worker", json.dumps({"port": port})]
+        if way == "ours":
+            command = [sys.executable, "-m", "lightning_otel", "proxy", "--upstream", upstream]
+            command += ["--listen", f"127.0.0.1:{port}"]
+        elif way == "aiohttp":
+            command = [peers[way], folder / "pass.py", port, upstream]
+        elif way == "LiteLLM":
+            command = [peers[way].with_name("litellm"), "--config", folder / "litellm.json"]
+            command += ["--host", "127.0.0.1", "--port", port, "--num_workers", "1"]
+        return harness.Server([*map(str, command)], port)
+
+    ways = ("direct", "ours", *peers)
     figures: dict[str, Any] = {}
-    with harness.Server([*map(str, commands["direct"](base))], base):
-        for number in range(rounds):
-            for at, way in enumerate(ways):
-                port = base + 1 + at
-                command = [*map(str, commands[way](port))]
-                with harness.Server(command, port) as server:
-                    for case, size_kb in CASES.items():
-                        for is_stream in (False, True):
-                            name = f"{case} {'stream' if is_stream else 'whole'}"
-                            pair = measure(server, size_kb, calls, is_stream=is_stream)
-                            figures.setdefault(name, {}).setdefault(way, []).append(pair)
-            harness.say(f"round {number + 1} of {rounds}")
-    for title, index in (("CPU ms a call", 0), ("first byte, ms (p50 of 40)", 1)):
-        rows = [
-            [name, *(spread([pair[index] for pair in own[way]], 2) for way in ways)]
-            for name, own in figures.items()
-        ]
+    with start("direct", base):
+        for number, (at, way) in itertools.product(range(rounds), enumerate(ways)):
+            harness.say(f"round {number + 1} of {rounds}: {way}")
+            with start(way, base + 1 + at) as server:
+                for size_kb, is_stream in itertools.product((1, 50), (False, True)):
+                    name = f"{size_kb} kB {'stream' if is_stream else 'whole'}"
+                    pair = measure(server, size_kb, calls, is_stream=is_stream)
+                    for title, value in zip(TITLES, pair, strict=True):
+                        cases = figures.setdefault(title, {}).setdefault(name, {})
+                        cases.setdefault(way, []).append(value)
+    for title, cases in figures.items():
+        rows = [[name, *(spread(own[way], 2) for way in ways)] for name, own in cases.items()]
         harness.table(title, ["case", *ways], rows)
     harness.finish(options, figures, "lightning-otel", "h11")
 

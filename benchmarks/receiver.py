@@ -1,4 +1,4 @@
-"""The OTLP receiver: how fast it takes small spans. (The fault suite has hostile bodies: row S1.)
+"""The OTLP receiver: how fast it takes small spans.
 
 Each round sends the same batches over one connection: to ``serve`` as protobuf, gzip and JSON, and
 to a peer of stock parts that does the job of a Collector's file exporter.
@@ -65,7 +65,7 @@ def json_of(request: ExportTraceServiceRequest) -> bytes:
 
 
 def main(options: argparse.Namespace) -> None:
-    count, rounds = (5_000, 1) if options.quick else (options.spans, 5)
+    count, rounds = (5_000, 1) if options.quick else (50_000, 5)
     requests = [batch() for _ in range(max(1, count // PER_BATCH))]
     plain = [request.SerializeToString() for request in requests]
     zipped = [gzip.compress(body) for body in plain]
@@ -103,4 +103,4 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    harness.run(main, spans={"type": int, "default": 50_000, "help": "in each way and round"})
+    harness.run(main)

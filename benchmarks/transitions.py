@@ -1,7 +1,6 @@
 """A store of up to a million spans into transitions, and questions to one of 600,000 spans.
 
-The store holds the rollouts of ten spans that ``store.py`` records. Each figure is one pass in a
-process of its own over files that were read before.
+Each figure is one pass in a process of its own over files that were read before.
 """
 
 import argparse

@@ -1,7 +1,4 @@
-"""Verdicts on two versions, with a look after every rollout: how often false, and how soon right.
-
-Each series ends with its first verdict: python benchmarks/verdicts.py [--quick]
-"""
+"""Verdicts on two versions, with a look after every rollout: how often false, how soon right."""
 
 import argparse
 import random

@@ -1,9 +1,4 @@
-"""The viewer beside Phoenix and MLflow: time and weight of each page, and the server's memory.
-
-Each server gets the same spans by OTLP/HTTP. A headless Chromium opens its pages, with nothing
-cached, until a text that only the spans hold is on the screen. Requests to other hosts are refused,
-and counted. Needs the extra ``test``.
-"""
+"""The viewer beside Phoenix and MLflow: time and weight of each page, and the server's memory."""
 
 import contextlib
 import json
@@ -24,10 +19,6 @@ import harness
 from harness import OURS, Server, spread
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update",
-)  # fmt: skip
 PER_REQUEST = 500
 LIMIT_S, STORED_S = 60.0, 240.0
 NEEDLE = "needle-in-one-trace"
@@ -200,7 +191,7 @@ def measure_pages(server: Server, name: str, small: str, rounds: int, sent_s: fl
     pages = {page: (path.format(**names), text) for page, (path, text) in peer.pages.items()}
     first = pages["home"][0] if "key=" in pages["home"][0] else ""
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu"])
         open_page = partial(look, chromium, server.url, first)
         # Some store what they took in the background: the last trace that was sent.
         began = time.perf_counter()
@@ -262,10 +253,8 @@ def measure_memory(server: Server, small: str, rounds: int) -> dict[str, Any]:
 
 
 def main(options: Any) -> None:
-    rounds = 3
-    if options.quick:
-        options.traces, options.big, rounds = 200, 5000, 1
-    requests, small = recorded(options.traces, options.big)
+    traces, big, rounds = (200, 5000, 1) if options.quick else (2000, 32_844, 3)
+    requests, small = recorded(traces, big)
     figures: dict[str, Any] = {}
     for number, name in enumerate([OURS] if options.memory else options.only or PEERS):
         with serve(name, 43_180 + number, options.env) as server:
@@ -281,6 +270,5 @@ def main(options: Any) -> None:
 
 
 if __name__ == "__main__":
-    sizes = {name: {"type": int, "default": n} for name, n in (("traces", 2000), ("big", 32_844))}
     memory = {"action": "store_true", "help": "our server's memory by page, while and after it"}
-    harness.run(main, memory=memory, **sizes)
+    harness.run(main, memory=memory)
