@@ -21,6 +21,7 @@ from lightning_otel.dataset.formats.format import (
     LeftOut,
     Made,
     Row,
+    UnheldError,
     attempt,
     distinct,
     other_choices,
@@ -44,6 +45,7 @@ _MEDIA: Final = frozenset({
     "audio/aac", "audio/ogg", "audio/flac", "audio/webm", "audio/aiff",
 })  # fmt: skip
 _MICROSECONDS: Final = len("2026-11-24T12:00:00.000000")
+_OTHER_CALLS: Final = "an imported document with other calls than these; export triplets"
 Note: TypeAlias = Callable[[str], None]
 """Takes the reason why something has no place in the format."""
 
@@ -66,7 +68,7 @@ def make(trajectories: Iterable[Trajectory]) -> Made:
 def _make_document(paths: Iterable[Trajectory]) -> list[Row | LeftOut]:
     """Return the document of an attempt, after notes of what has no place in it."""
     documents: dict[tuple[int, ...], Row] = {}
-    written: set[str] = set()
+    written: set[tuple[str, str]] = set()
     nulls: list[Sequence[str | int]] = []
     notes: list[Row | LeftOut] = []
     parts = [part for path in paths for part in _divide(path)]
@@ -74,7 +76,7 @@ def _make_document(paths: Iterable[Trajectory]) -> list[Row | LeftOut]:
     ends: dict[int, Row] = {}
     before: Row = {}
     for trajectory, index in parts:
-        if written.issuperset(step.span_id for step in trajectory.transitions):
+        if written.issuperset(map(_key_of, trajectory.transitions)):
             before = {}  # an earlier branch has all of it
             continue
         steps = _read_steps(trajectory, written, notes.append)
@@ -100,6 +102,8 @@ def _make_document(paths: Iterable[Trajectory]) -> list[Row | LeftOut]:
     document = _nest(documents)
     for at in nulls:
         _restore_null(document, at)
+    if count_calls(document) != len(written):
+        raise UnheldError(_OTHER_CALLS)
     return [*notes, document]
 
 
@@ -191,7 +195,7 @@ def describe(trajectory: Trajectory, steps: list[Row], *, is_main: bool, index: 
 
 
 def _read_steps(
-    trajectory: Trajectory, written: set[str], note: Callable[[LeftOut], None]
+    trajectory: Trajectory, written: set[tuple[str, str]], note: Callable[[LeftOut], None]
 ) -> list[Row]:
     """Return the steps of a trajectory; those of a branch written before are copied context."""
     steps: list[Row] = []
@@ -206,9 +210,9 @@ def _read_steps(
         seen = len(before.observation) + 1 if before else 0
         _add_messages(steps, each.observation[seen:], leave_out)
         made = restore(call_step(each, leave_out), _held(each).get("step", {}))
-        if each.span_id in written:
+        if _key_of(each) in written:
             made["is_copied_context"] = True
-        written.add(each.span_id)
+        written.add(_key_of(each))
         steps.append(made)
         before = each
     return steps
@@ -377,6 +381,10 @@ def _list_objects(document: Mapping[str, Any], name: str) -> list[Mapping[str, A
     values = document.get(name)  # a message may have brought anything under this name
     items = values if isinstance(values, list | tuple) else ()
     return [item if isinstance(item, Mapping) else {} for item in items]
+
+
+def _key_of(step: Transition) -> tuple[str, str]:
+    return step.trace_id, step.span_id
 
 
 def _held(step: Transition) -> Row:
