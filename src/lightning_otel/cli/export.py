@@ -223,6 +223,9 @@ def _word_funnel(done: "Exported", place: str) -> Iterator[str]:
         f"rewards    {report.rewards}: {report.rewards_placed} placed; "
         f"{report.rewarded} of {report.transitions} transitions have one"
     )
+    in_rows = "an unknown number" if done.in_rows is None else done.in_rows
+    out = sum(done.left_out.values())
+    yield f"answers    {done.steps}: {in_rows} in rows, {out} left out"
     yield f"rows       {done.rows} of {done.format} → {place}"
     if done.tasks:
         yield f"split      {', '.join(f'{n} tasks {side}' for side, n in done.tasks.items())}"
@@ -260,6 +263,7 @@ def _describe(done: "Exported", why_empty: str | None, *, is_dry_run: bool) -> d
         "partial": done.partial,
         "steps": done.steps,
         "in_rows": done.in_rows,
+        "steps_left_out": sum(done.left_out.values()),
         "tasks": done.tasks,
         "span_ids": done.span_ids,
         "why_empty": why_empty,
