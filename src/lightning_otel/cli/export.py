@@ -128,6 +128,7 @@ def spans(
     """Spans, one a line in the shape of the SDK's ReadableSpan.to_json()."""
     from lightning_otel.cli.spans import sdk_json
     from lightning_otel.dataset import Store
+    from lightning_otel.dataset.census import TRAIN
     from lightning_otel.dataset.export import check_place, save_rows
 
     place = _choose_place(out, output)
@@ -144,7 +145,8 @@ def spans(
         table.to_parquet(place)
         print_note(f"spans → {place} ({format_size(Path(place).stat().st_size)})")
         return
-    count = save_rows(map(sdk_json, table), _print_row if place == _STDOUT else place, found, {})
+    rows = {TRAIN: map(sdk_json, table)}
+    count = save_rows(rows, _print_row if place == _STDOUT else place, found, {})
     print_note(f"{count_noun(count, 'span')} → {_place_name(place)}")
 
 

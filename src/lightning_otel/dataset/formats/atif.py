@@ -2,8 +2,8 @@
 
 Each message that a prompt adds is a step, each call an agent's step with its metrics, and a tool's
 answer an observation of the step that asked for it. Rewards, finish reasons, response ids and
-refusals stand in ``extra``. What an imported
-document says beyond that lies under :data:`KEY` of its messages, and is restored.
+refusals stand in ``extra``. What an imported document says beyond that lies under :data:`KEY` of
+its messages, and is restored.
 
 Source: Harbor's RFC 0001, ATIF v1.8, and the models of ``harbor.models.trajectories`` 0.25.
 """
@@ -141,15 +141,11 @@ def _nest(documents: Mapping[tuple[int, ...], Row]) -> Row:
 
 def find_nulls(value: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     """Yield the place of each field that is null rather than absent."""
-    if isinstance(value, list):
-        for index, each in enumerate(value):
-            yield from find_nulls(each, (*at, index))
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            if each is None:
-                yield (*at, name)
-            else:
-                yield from find_nulls(each, (*at, name))
+    fields = value.items() if isinstance(value, dict) else ()
+    for name, part in enumerate(value) if isinstance(value, list) else fields:
+        yield from find_nulls(part, (*at, name))
+        if part is None and fields:
+            yield (*at, name)
 
 
 def _restore_null(document: Any, at: Sequence[str | int]) -> None:
@@ -229,12 +225,10 @@ def _add_messages(steps: list[Row], messages: Iterable[Message], note: Note) -> 
             called = [call["tool_call_id"] for call in steps[-1].get("tool_calls", ())]
             made = [restore(result_of(each, called, note), each.get(KEY) or {}) for each in answers]
             observed = steps[-1].get("observation", {})
-            steps[-1]["observation"] = {
-                **observed,
-                "results": [*observed.get("results", ()), *made],
-            }
+            results = [*observed.get("results", ()), *made]
+            steps[-1]["observation"] = {**observed, "results": results}
         if not answers or len(answers) < len(parts):
-            steps.append(restore(message_step(message, note), held_of(message).get("step", {})))
+            steps.append(restore(message_step(message, note), _held_of(message).get("step", {})))
 
 
 def call_step(step: Transition, note: Note) -> Row:
@@ -354,12 +348,6 @@ def parts_of(message: Message) -> list[Mapping[str, Any]]:
     return [part for part in parts if isinstance(part, Mapping)]
 
 
-def held_of(message: Message) -> Row:
-    """Return what an imported document says beyond a message."""
-    held = message.get(KEY)
-    return dict(held) if isinstance(held, Mapping) else {}
-
-
 def list_calls(document: Mapping[str, Any]) -> list[int]:
     """Return the indexes of the steps of a document that asked a model."""
     return [
@@ -388,7 +376,12 @@ def _key_of(step: Transition) -> tuple[str, str]:
 
 
 def _held(step: Transition) -> Row:
-    return held_of(step.action[0]) if step.action else {}
+    return _held_of(step.action[0]) if step.action else {}
+
+
+def _held_of(message: Message) -> Row:
+    held = message.get(KEY)
+    return dict(held) if isinstance(held, Mapping) else {}
 
 
 def find_rest(whole: Mapping[str, Any], natural: Mapping[str, Any]) -> Row:

@@ -121,11 +121,7 @@ def make_row(
 ) -> Made:
     """Yield a row after notes of its steps; where it cannot be made, why each of them is left out.
 
-    Args:
-        row_of: Makes the row.
-        source: What it is made of: a step, or several.
-        steps: The steps in it.
-        notes: What of a step the row does not hold.
+    ``source`` is what the row is made of: a step, or several.
     """
 
     def make() -> list[Row | LeftOut]:
@@ -201,10 +197,7 @@ def distinct(trajectories: Iterable[Trajectory]) -> Iterator[tuple[Transition, T
 
 
 ORIGIN: Final[Mapping[str, str]] = {
-    "rollout_id": "VARCHAR",
-    "attempt_id": "VARCHAR",
-    "agent": "VARCHAR",
-    "span_id": "VARCHAR",
+    **dict.fromkeys(("rollout_id", "attempt_id", "agent", "span_id"), "VARCHAR"),
     "reward": "DOUBLE",
 }
 """Columns that say where a row comes from; trainers pass over them."""

@@ -61,7 +61,8 @@ def sequences(trajectories: Iterable[Trajectory]) -> Iterator[Sequence | LeftOut
                 worth[step.trace_id, step.span_id] = reward
         for step, _ in distinct(attempt):
             if not is_trainable(step):
-                yield LeftOut(step, _why_no_ids(step))
+                reason, _, remedy = NO_TOKENS.partition("; ")
+                yield LeftOut(step, f"{step.inexact or reason}; {remedy}")
         for row in rows_of(attempt):
             last = row.transitions[-1]
             yield Sequence(row, worth[last.trace_id, last.span_id])
@@ -83,12 +84,6 @@ def compared(
                 yield group_id, each
 
 
-def _why_no_ids(step: Transition) -> str:
-    """Return why there are no token ids, if known, and what to do."""
-    what, _, remedy = NO_TOKENS.partition("; ")
-    return f"{step.inexact or what}; {remedy}"
-
-
 def make_tokens(trajectories: Iterable[Trajectory], *, threshold: float | None = None) -> Made:
     """Yield one row for steps whose prompts go on exactly, token by token, from each other.
 
@@ -102,19 +97,16 @@ def make_tokens(trajectories: Iterable[Trajectory], *, threshold: float | None =
         if fault := reward_fault(reward, threshold):
             yield from (LeftOut(step, fault) for step in row.transitions)
             continue
+        pairs = zip(row.completion_ids, row.loss_mask, strict=True)
+        sampled = [token if mask else _IGNORED for token, mask in pairs]
         yield {
             "input_ids": [*row.prompt_ids, *row.completion_ids],
             # The trainer looks at masks only if its settings say so, at labels always.
-            "labels": [_IGNORED] * len(row.prompt_ids) + _make_labels(row),
+            "labels": [_IGNORED] * len(row.prompt_ids) + sampled,
             "steps": len(row.transitions),
             **origin(each.last, reward),
             "span_ids": each.span_ids,
         }
-
-
-def _make_labels(row: TrainingRow) -> list[int]:
-    pairs = zip(row.completion_ids, row.loss_mask, strict=True)
-    return [token if kept else _IGNORED for token, kept in pairs]
 
 
 def make_grpo(trajectories: Iterable[Trajectory]) -> Made:
