@@ -201,10 +201,16 @@ ORIGIN: Final[Mapping[str, str]] = {
     "reward": "DOUBLE",
 }
 """Columns that say where a row comes from; trainers pass over them."""
-SPAN_IDS: Final[Mapping[str, str]] = {"span_ids": "VARCHAR[]"}
-"""Column of a row of several steps: the span of each of them."""
+ORIGINS: Final[Mapping[str, str]] = {"steps": "INTEGER", **ORIGIN, "span_ids": "VARCHAR[]"}
+"""The same of a row of several steps: their number, the last one, and the span of each."""
 
 
 def origin(step: Transition, reward: float | None) -> Row:
     """Return where a row comes from."""
     return {name: getattr(step, name) for name in ORIGIN} | {"reward": reward}
+
+
+def origins(steps: Sequence[Transition], reward: float | None) -> Row:
+    """Return where a row of several steps comes from."""
+    ids = [step.span_id for step in steps]
+    return {"steps": len(ids), **origin(steps[-1], reward), "span_ids": ids}

@@ -16,19 +16,18 @@ from lightning_otel.dataset.formats.format import (
     NO_LOGPROBS,
     NO_REWARD,
     NO_TOKENS,
-    ORIGIN,
-    SPAN_IDS,
+    ORIGINS,
     Format,
     LeftOut,
     Made,
     Row,
     distinct,
-    origin,
+    origins,
     reward_fault,
     with_rewards,
 )
 from lightning_otel.dataset.formats.groups import group_of
-from lightning_otel.types import TrainingRow, Trajectory, Transition
+from lightning_otel.types import TrainingRow, Trajectory
 
 _IGNORED: Final = -100
 """The label of a token that no loss is taken of, as PyTorch's cross entropy has it."""
@@ -39,16 +38,6 @@ class Sequence(NamedTuple):
 
     row: TrainingRow
     reward: float | None
-
-    @property
-    def span_ids(self) -> list[str]:
-        """The spans of its steps."""
-        return [step.span_id for step in self.row.transitions]
-
-    @property
-    def last(self) -> Transition:
-        """Its last step."""
-        return self.row.transitions[-1]
 
 
 def sequences(trajectories: Iterable[Trajectory]) -> Iterator[Sequence | LeftOut]:
@@ -103,9 +92,7 @@ def make_tokens(trajectories: Iterable[Trajectory], *, threshold: float | None =
             "input_ids": [*row.prompt_ids, *row.completion_ids],
             # The trainer looks at masks only if its settings say so, at labels always.
             "labels": [_IGNORED] * len(row.prompt_ids) + sampled,
-            "steps": len(row.transitions),
-            **origin(each.last, reward),
-            "span_ids": each.span_ids,
+            **origins(row.transitions, reward),
         }
 
 
@@ -120,7 +107,7 @@ def _is_judged(each: Sequence) -> bool:
 
 
 def _make_row(group_id: str, each: Sequence) -> Row:
-    row, last, advantage = each.row, each.last, _row_advantage(each.row)
+    row, last, advantage = each.row, each.row.transitions[-1], _row_advantage(each.row)
     is_even = not isinstance(advantage, list)
     return {
         "prompt_token_ids": list(row.prompt_ids),
@@ -131,12 +118,10 @@ def _make_row(group_id: str, each: Sequence) -> Row:
         "per_token_advantages": None if is_even else advantage,
         "weight": last.weight,
         "group_id": group_id,
-        "steps": len(row.transitions),
         "model": last.model,
         "resource_version": last.resource_version,
         "sampling": dict(last.sampling),
-        **origin(last, each.reward),
-        "span_ids": each.span_ids,
+        **origins(row.transitions, each.reward),
     }
 
 
@@ -148,7 +133,7 @@ def _row_advantage(row: TrainingRow) -> float | list[float] | None:
 
 TOKENS: Final = Format(
     make_tokens,
-    {"input_ids": "INTEGER[]", "labels": "INTEGER[]", "steps": "INTEGER", **ORIGIN, **SPAN_IDS},
+    {"input_ids": "INTEGER[]", "labels": "INTEGER[]", **ORIGINS},
     used_by="TRL SFTTrainer",
     needs="token ids",
 )
@@ -163,12 +148,10 @@ GRPO: Final = Format(
         "per_token_advantages": "DOUBLE[]",
         "weight": "DOUBLE",
         "group_id": "VARCHAR",
-        "steps": "INTEGER",
         "model": "VARCHAR",
         "resource_version": "VARCHAR",
         "sampling": "JSON",
-        **ORIGIN,
-        **SPAN_IDS,
+        **ORIGINS,
     },
     used_by="TRL (recorded GRPO), OpenEnv",
     needs="token ids, logprobs, rewards",
