@@ -206,6 +206,7 @@ def test_a_dry_run_prints_the_funnel_and_names_the_command(cli: Cli, kept: Path)
     done = cli("export", "--format", "kto", "--dry-run", *chosen)
     placed = cli("export", "kto", "rows.parquet", "--dry-run", *chosen)
 
+    assert "answers    6: 3 in rows, 3 left out" in done.stdout.splitlines()
     assert "rows       3 of kto → nowhere (dry run)" in done.stdout.splitlines()
     assert done.stderr == f"→ lightning-otel export --format kto {options} -o kto.jsonl\n"
     assert placed.stderr == f"→ lightning-otel export kto rows.parquet {options}\n"
@@ -226,7 +227,8 @@ def test_the_funnel_as_a_document_and_what_is_left_out(
     assert (found["dry_run"], found["rows"], found["rollouts"]) == (True, 0, 5)
     assert found["why_empty"].startswith("it needs messages, and several rewarded answers")
     assert sum(found["left_out"].values()) == 9
-    assert json.loads(real.stdout)["rows"] == 3
+    told = json.loads(real.stdout)
+    assert [told[name] for name in ("rows", "steps", "in_rows", "steps_left_out")] == [3, 8, 3, 5]
     steps = [json.loads(line) for line in left.read_text().splitlines()]
     assert len(steps) == 5
     assert all(each["reason"].startswith("no reward") and each["span_id"] for each in steps)

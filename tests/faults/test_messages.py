@@ -146,6 +146,7 @@ def test_s10_every_export_command_and_page_goes_on(
         ((rows,),) = duckdb.sql(f"SELECT count(*) FROM '{path}'").fetchall()
         assert rows == done.rows, name
         assert done.left_out.keys() <= done.span_ids.keys()
+        assert (done.in_rows or 0) + sum(done.left_out.values()) == done.steps, name
     ask = Asking(served(store, "", key=KEY))
     paths = ["/", "/transitions", "/traces", "/rollouts", "/transitions/export"]
     for span in spans:

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 from tests.adapter.forest import draw
-from tests.cli.conftest import _invoke
+from tests.command import invoke
 from tests.trainer.made import spans_of
 
 from lightning_otel import Store
@@ -151,16 +151,16 @@ def test_the_command_says_right_wrong_or_nothing(
     folder = tmp_path / "copy"
     shutil.copytree(homes[2], folder)
     monkeypatch.setenv("LIGHTNING_OTEL_STORE", str(tmp_path / "none.duckdb"))
-    right = _invoke("verify", folder)
-    stated = _invoke("--store", filled.name, "verify", folder)
+    right = invoke("verify", folder)
+    stated = invoke("--store", filled.name, "verify", folder)
     (folder / "data" / "more.parquet").write_bytes(b"")
     (folder / "README.md").unlink()
-    wrong = _invoke("verify", folder)
+    wrong = invoke("verify", folder)
     (folder / "certificate.json").unlink()
-    nothing = _invoke("verify", folder)
+    nothing = invoke("verify", folder)
     other = Store(tmp_path / "other.duckdb")
     other.add(spans_of("elsewhere", tokens=True))
-    elsewhere = _invoke("verify", homes[0], "--store", other.name)
+    elsewhere = invoke("verify", homes[0], "--store", other.name)
 
     codes = [done.returncode for done in (right, stated, wrong, nothing, elsewhere)]
     assert codes == [0, 0, 1, 3, 1]
@@ -195,7 +195,7 @@ def test_the_rollouts_of_a_task_stay_on_one_side(filled: Store, tmp_path: Path) 
             filled.export("sft", tmp_path / "no.jsonl", split=share)
     with pytest.raises(ConfigError, match="a split writes two files"):
         filled.export("sft", lambda row: None, split=0.5)
-    assert "tasks train" in _invoke("export", "sft", "--dry-run", "--split", 0.5, "--store",
+    assert "tasks train" in invoke("export", "sft", "--dry-run", "--split", 0.5, "--store",
                                     filled.name).stdout  # fmt: skip
 
 
@@ -242,7 +242,7 @@ def test_what_breaks_the_law_is_not_certified(
         return
     filled.export("own", path, certificate=True)
     assert Verdict("law", None, "200 steps: None in rows, 0 left out") in verify(path)
-    assert _invoke("verify", path).returncode == 3
+    assert invoke("verify", path).returncode == 3
 
 
 def test_a_certificate_needs_files(filled: Store, tmp_path: Path) -> None:

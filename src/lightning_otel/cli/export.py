@@ -128,6 +128,7 @@ def spans(
     """Spans, one a line in the shape of the SDK's ReadableSpan.to_json()."""
     from lightning_otel.cli.spans import sdk_json
     from lightning_otel.dataset import Store
+    from lightning_otel.dataset.census import TRAIN
     from lightning_otel.dataset.export import check_place, save_rows
 
     place = _choose_place(out, output)
@@ -144,7 +145,8 @@ def spans(
         table.to_parquet(place)
         print_note(f"spans → {place} ({format_size(Path(place).stat().st_size)})")
         return
-    count = save_rows(map(sdk_json, table), _print_row if place == _STDOUT else place, found, {})
+    rows = {TRAIN: map(sdk_json, table)}
+    count = save_rows(rows, _print_row if place == _STDOUT else place, found, {})
     print_note(f"{count_noun(count, 'span')} → {_place_name(place)}")
 
 
@@ -223,6 +225,9 @@ def _word_funnel(done: "Exported", place: str) -> Iterator[str]:
         f"rewards    {report.rewards}: {report.rewards_placed} placed; "
         f"{report.rewarded} of {report.transitions} transitions have one"
     )
+    in_rows = "an unknown number" if done.in_rows is None else done.in_rows
+    out = sum(done.left_out.values())
+    yield f"answers    {done.steps}: {in_rows} in rows, {out} left out"
     yield f"rows       {done.rows} of {done.format} → {place}"
     if done.tasks:
         yield f"split      {', '.join(f'{n} tasks {side}' for side, n in done.tasks.items())}"
@@ -260,6 +265,7 @@ def _describe(done: "Exported", why_empty: str | None, *, is_dry_run: bool) -> d
         "partial": done.partial,
         "steps": done.steps,
         "in_rows": done.in_rows,
+        "steps_left_out": sum(done.left_out.values()),
         "tasks": done.tasks,
         "span_ids": done.span_ids,
         "why_empty": why_empty,

@@ -66,10 +66,8 @@ class Census:
             return
         self.marks[0] += mark_step(step.span_id)
         self._kinds[step.agent, step.model, step.mode, step.resource_version] += 1
-        if step.start_ns < self.times_ns[0]:
-            self.times_ns[0] = step.start_ns
-        if step.start_ns > self.times_ns[1]:
-            self.times_ns[1] = step.start_ns
+        first, last = self.times_ns
+        self.times_ns = [min(first, step.start_ns), max(last, step.start_ns)]
         if step.reward is not None:
             self._rewards.append(step.reward)
 

@@ -180,11 +180,7 @@ class Verdict(NamedTuple):
 
 
 def verify(path: Path, store: "Store | None" = None) -> list[Verdict]:
-    """Compare exported files with their certificate, and with the store if one is given.
-
-    Args:
-        path: The file or folder that was exported.
-        store: Where its spans should be, and account for every step.
+    """Compare an exported file or folder with its certificate, and with the store of its spans.
 
     Raises:
         NotFoundError: There is no certificate, or a newer version wrote it.

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -127,11 +128,11 @@ def export(
     formats.rows(name, (), **options)  # refuses what is wrong before anything is read or made
     columns = layout.choose_columns(layout.columns, options)
     sides = {side: make_rows(side) for side in split.tasks}
-    count = _save_sides(sides, place, kind, columns, describe)
+    number = save_rows(sides, place, kind, columns, describe)
     return Exported(
         format=name,
         report=Report.total(census.reports),
-        rows=count,
+        rows=number,
         left_out=census.list_reasons(),
         partial=census.list_reasons(is_row_written=True),
         span_ids=census.span_ids,
@@ -156,22 +157,16 @@ def kind_of(path: str | os.PathLike[str], kind: FileKind | None = None) -> FileK
 
 
 def save_rows(
-    rows: Iterable[Row], place: Place, kind: FileKind | None, columns: Mapping[str, str]
-) -> int:
-    """Write rows to a place and return their number; a file is replaced once all are written."""
-    return _save_sides({TRAIN: rows}, place, kind, columns, lambda _: {})
-
-
-def _save_sides(
     sides: Mapping[str, Iterable[Row]],
     place: Place,
     kind: FileKind | None,
     columns: Mapping[str, str],
-    describe: Callable[[Sequence[Part]], Mapping[str, bytes]],
+    describe: Callable[[Sequence[Part]], Mapping[str, bytes]] = lambda _: {},
 ) -> int:
-    """Write the rows of each side, and the texts that are made of the files, by name.
+    """Write the rows of each side, and the texts that are made of the files; return their number.
 
     The rows of validation stand beside those of training, with ``.validation`` before the ending.
+    A file is replaced once all are written.
     """
     if place is None or callable(place):
         take = place or (lambda _: None)
@@ -194,20 +189,14 @@ def _save_sides(
 
 
 def _write_rows(rows: Iterable[Row], path: Path, kind: FileKind, columns: Mapping[str, str]) -> int:
-    count = 0
-
-    def counted() -> Iterator[Row]:
-        nonlocal count
-        for row in rows:
-            count += 1
-            yield row
-
+    number = count()
+    numbered = (row for row, _ in zip(rows, number, strict=False))
     if kind == "jsonl":
         with path.open("wb") as file:
-            file.writelines(map(json_line, counted()))
+            file.writelines(map(json_line, numbered))
     else:
-        _write_parquet(counted(), path, columns)
-    return count
+        _write_parquet(numbered, path, columns)
+    return next(number)
 
 
 def check_place(path: Path, kind: FileKind) -> None:

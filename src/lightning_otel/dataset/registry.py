@@ -49,10 +49,11 @@ class Registry(NamedTuple):
             known = ", ".join(self.names()) or "none"
             raise ConfigError(f"no {self.noun} {name!r}; {guess}there are {known}")
         point = found[wanted]
-        package = f", of {point.dist.name} {point.dist.version}" if point.dist is not None else ""
         try:
             return point.load()
         except Exception as exc:  # somebody else's code may raise anything
+            dist = point.dist  # reads the package's metadata
+            package = f", of {dist.name} {dist.version}" if dist is not None else ""
             raise self.error(
                 f"the {self.noun} {name} ({point.value}{package}) cannot be loaded: "
                 f"{type(exc).__name__}: {exc}; install what it needs"

@@ -50,11 +50,7 @@ def is_parquet(path: Path) -> bool:
 
 
 def read_parquet(path: Path, *, is_limited: bool = True) -> Iterator[str]:
-    """Yield the rows of a Parquet file, each as an object of JSON.
-
-    Args:
-        path: The file.
-        is_limited: Whether it may take little memory, as somebody else wrote it.
+    """Yield the rows of a Parquet file, each as JSON; one of others' is limited in its memory.
 
     Raises:
         ConfigError: It cannot be read.

@@ -2,8 +2,8 @@
 
 Each message that a prompt adds is a step, each call an agent's step with its metrics, and a tool's
 answer an observation of the step that asked for it. Rewards, finish reasons, response ids and
-refusals stand in ``extra``. What an imported
-document says beyond that lies under :data:`KEY` of its messages, and is restored.
+refusals stand in ``extra``. What an imported document says beyond that lies under :data:`KEY` of
+its messages, and is restored.
 
 Source: Harbor's RFC 0001, ATIF v1.8, and the models of ``harbor.models.trajectories`` 0.25.
 """
@@ -21,6 +21,7 @@ from lightning_otel.dataset.formats.format import (
     LeftOut,
     Made,
     Row,
+    UnheldError,
     attempt,
     distinct,
     other_choices,
@@ -44,6 +45,7 @@ _MEDIA: Final = frozenset({
     "audio/aac", "audio/ogg", "audio/flac", "audio/webm", "audio/aiff",
 })  # fmt: skip
 _MICROSECONDS: Final = len("2026-11-24T12:00:00.000000")
+_OTHER_CALLS: Final = "an imported document with other calls than these; export triplets"
 Note: TypeAlias = Callable[[str], None]
 """Takes the reason why something has no place in the format."""
 
@@ -66,7 +68,7 @@ def make(trajectories: Iterable[Trajectory]) -> Made:
 def _make_document(paths: Iterable[Trajectory]) -> list[Row | LeftOut]:
     """Return the document of an attempt, after notes of what has no place in it."""
     documents: dict[tuple[int, ...], Row] = {}
-    written: set[str] = set()
+    written: set[tuple[str, str]] = set()
     nulls: list[Sequence[str | int]] = []
     notes: list[Row | LeftOut] = []
     parts = [part for path in paths for part in _divide(path)]
@@ -74,7 +76,7 @@ def _make_document(paths: Iterable[Trajectory]) -> list[Row | LeftOut]:
     ends: dict[int, Row] = {}
     before: Row = {}
     for trajectory, index in parts:
-        if written.issuperset(step.span_id for step in trajectory.transitions):
+        if written.issuperset(map(_key_of, trajectory.transitions)):
             before = {}  # an earlier branch has all of it
             continue
         steps = _read_steps(trajectory, written, notes.append)
@@ -100,6 +102,8 @@ def _make_document(paths: Iterable[Trajectory]) -> list[Row | LeftOut]:
     document = _nest(documents)
     for at in nulls:
         _restore_null(document, at)
+    if count_calls(document) != len(written):
+        raise UnheldError(_OTHER_CALLS)
     return [*notes, document]
 
 
@@ -137,15 +141,11 @@ def _nest(documents: Mapping[tuple[int, ...], Row]) -> Row:
 
 def find_nulls(value: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     """Yield the place of each field that is null rather than absent."""
-    if isinstance(value, list):
-        for index, each in enumerate(value):
-            yield from find_nulls(each, (*at, index))
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            if each is None:
-                yield (*at, name)
-            else:
-                yield from find_nulls(each, (*at, name))
+    fields = value.items() if isinstance(value, dict) else ()
+    for name, part in enumerate(value) if isinstance(value, list) else fields:
+        yield from find_nulls(part, (*at, name))
+        if part is None and fields:
+            yield (*at, name)
 
 
 def _restore_null(document: Any, at: Sequence[str | int]) -> None:
@@ -191,7 +191,7 @@ def describe(trajectory: Trajectory, steps: list[Row], *, is_main: bool, index: 
 
 
 def _read_steps(
-    trajectory: Trajectory, written: set[str], note: Callable[[LeftOut], None]
+    trajectory: Trajectory, written: set[tuple[str, str]], note: Callable[[LeftOut], None]
 ) -> list[Row]:
     """Return the steps of a trajectory; those of a branch written before are copied context."""
     steps: list[Row] = []
@@ -206,9 +206,9 @@ def _read_steps(
         seen = len(before.observation) + 1 if before else 0
         _add_messages(steps, each.observation[seen:], leave_out)
         made = restore(call_step(each, leave_out), _held(each).get("step", {}))
-        if each.span_id in written:
+        if _key_of(each) in written:
             made["is_copied_context"] = True
-        written.add(each.span_id)
+        written.add(_key_of(each))
         steps.append(made)
         before = each
     return steps
@@ -225,12 +225,10 @@ def _add_messages(steps: list[Row], messages: Iterable[Message], note: Note) -> 
             called = [call["tool_call_id"] for call in steps[-1].get("tool_calls", ())]
             made = [restore(result_of(each, called, note), each.get(KEY) or {}) for each in answers]
             observed = steps[-1].get("observation", {})
-            steps[-1]["observation"] = {
-                **observed,
-                "results": [*observed.get("results", ()), *made],
-            }
+            results = [*observed.get("results", ()), *made]
+            steps[-1]["observation"] = {**observed, "results": results}
         if not answers or len(answers) < len(parts):
-            steps.append(restore(message_step(message, note), held_of(message).get("step", {})))
+            steps.append(restore(message_step(message, note), _held_of(message).get("step", {})))
 
 
 def call_step(step: Transition, note: Note) -> Row:
@@ -350,12 +348,6 @@ def parts_of(message: Message) -> list[Mapping[str, Any]]:
     return [part for part in parts if isinstance(part, Mapping)]
 
 
-def held_of(message: Message) -> Row:
-    """Return what an imported document says beyond a message."""
-    held = message.get(KEY)
-    return dict(held) if isinstance(held, Mapping) else {}
-
-
 def list_calls(document: Mapping[str, Any]) -> list[int]:
     """Return the indexes of the steps of a document that asked a model."""
     return [
@@ -379,8 +371,17 @@ def _list_objects(document: Mapping[str, Any], name: str) -> list[Mapping[str, A
     return [item if isinstance(item, Mapping) else {} for item in items]
 
 
+def _key_of(step: Transition) -> tuple[str, str]:
+    return step.trace_id, step.span_id
+
+
 def _held(step: Transition) -> Row:
-    return held_of(step.action[0]) if step.action else {}
+    return _held_of(step.action[0]) if step.action else {}
+
+
+def _held_of(message: Message) -> Row:
+    held = message.get(KEY)
+    return dict(held) if isinstance(held, Mapping) else {}
 
 
 def find_rest(whole: Mapping[str, Any], natural: Mapping[str, Any]) -> Row:

@@ -39,9 +39,7 @@ def for_templates(
 ) -> list[dict[str, Any]]:
     """Return messages as chat templates take them: several texts as one, ``system`` alone.
 
-    Args:
-        messages: As the GenAI conventions write them.
-        arguments: ``object``, as templates want them; or ``text``, with no content but text.
+    With ``arguments`` as ``text`` there is no content but text.
     """
     turns = hold_parts(messages_of(messages), _TEMPLATE_PARTS)
     for item in turns:

@@ -121,11 +121,7 @@ def make_row(
 ) -> Made:
     """Yield a row after notes of its steps; where it cannot be made, why each of them is left out.
 
-    Args:
-        row_of: Makes the row.
-        source: What it is made of: a step, or several.
-        steps: The steps in it.
-        notes: What of a step the row does not hold.
+    ``source`` is what the row is made of: a step, or several.
     """
 
     def make() -> list[Row | LeftOut]:
@@ -201,17 +197,20 @@ def distinct(trajectories: Iterable[Trajectory]) -> Iterator[tuple[Transition, T
 
 
 ORIGIN: Final[Mapping[str, str]] = {
-    "rollout_id": "VARCHAR",
-    "attempt_id": "VARCHAR",
-    "agent": "VARCHAR",
-    "span_id": "VARCHAR",
+    **dict.fromkeys(("rollout_id", "attempt_id", "agent", "span_id"), "VARCHAR"),
     "reward": "DOUBLE",
 }
 """Columns that say where a row comes from; trainers pass over them."""
-SPAN_IDS: Final[Mapping[str, str]] = {"span_ids": "VARCHAR[]"}
-"""Column of a row of several steps: the span of each of them."""
+ORIGINS: Final[Mapping[str, str]] = {"steps": "INTEGER", **ORIGIN, "span_ids": "VARCHAR[]"}
+"""The same of a row of several steps: their number, the last one, and the span of each."""
 
 
 def origin(step: Transition, reward: float | None) -> Row:
     """Return where a row comes from."""
     return {name: getattr(step, name) for name in ORIGIN} | {"reward": reward}
+
+
+def origins(steps: Sequence[Transition], reward: float | None) -> Row:
+    """Return where a row of several steps comes from."""
+    ids = [step.span_id for step in steps]
+    return {"steps": len(ids), **origin(steps[-1], reward), "span_ids": ids}

@@ -16,19 +16,18 @@ from lightning_otel.dataset.formats.format import (
     NO_LOGPROBS,
     NO_REWARD,
     NO_TOKENS,
-    ORIGIN,
-    SPAN_IDS,
+    ORIGINS,
     Format,
     LeftOut,
     Made,
     Row,
     distinct,
-    origin,
+    origins,
     reward_fault,
     with_rewards,
 )
 from lightning_otel.dataset.formats.groups import group_of
-from lightning_otel.types import TrainingRow, Trajectory, Transition
+from lightning_otel.types import TrainingRow, Trajectory
 
 _IGNORED: Final = -100
 """The label of a token that no loss is taken of, as PyTorch's cross entropy has it."""
@@ -39,16 +38,6 @@ class Sequence(NamedTuple):
 
     row: TrainingRow
     reward: float | None
-
-    @property
-    def span_ids(self) -> list[str]:
-        """The spans of its steps."""
-        return [step.span_id for step in self.row.transitions]
-
-    @property
-    def last(self) -> Transition:
-        """Its last step."""
-        return self.row.transitions[-1]
 
 
 def sequences(trajectories: Iterable[Trajectory]) -> Iterator[Sequence | LeftOut]:
@@ -61,7 +50,8 @@ def sequences(trajectories: Iterable[Trajectory]) -> Iterator[Sequence | LeftOut
                 worth[step.trace_id, step.span_id] = reward
         for step, _ in distinct(attempt):
             if not is_trainable(step):
-                yield LeftOut(step, _why_no_ids(step))
+                reason, _, remedy = NO_TOKENS.partition("; ")
+                yield LeftOut(step, f"{step.inexact or reason}; {remedy}")
         for row in rows_of(attempt):
             last = row.transitions[-1]
             yield Sequence(row, worth[last.trace_id, last.span_id])
@@ -83,12 +73,6 @@ def compared(
                 yield group_id, each
 
 
-def _why_no_ids(step: Transition) -> str:
-    """Return why there are no token ids, if known, and what to do."""
-    what, _, remedy = NO_TOKENS.partition("; ")
-    return f"{step.inexact or what}; {remedy}"
-
-
 def make_tokens(trajectories: Iterable[Trajectory], *, threshold: float | None = None) -> Made:
     """Yield one row for steps whose prompts go on exactly, token by token, from each other.
 
@@ -102,19 +86,14 @@ def make_tokens(trajectories: Iterable[Trajectory], *, threshold: float | None =
         if fault := reward_fault(reward, threshold):
             yield from (LeftOut(step, fault) for step in row.transitions)
             continue
+        pairs = zip(row.completion_ids, row.loss_mask, strict=True)
+        sampled = [token if mask else _IGNORED for token, mask in pairs]
         yield {
             "input_ids": [*row.prompt_ids, *row.completion_ids],
             # The trainer looks at masks only if its settings say so, at labels always.
-            "labels": [_IGNORED] * len(row.prompt_ids) + _make_labels(row),
-            "steps": len(row.transitions),
-            **origin(each.last, reward),
-            "span_ids": each.span_ids,
+            "labels": [_IGNORED] * len(row.prompt_ids) + sampled,
+            **origins(row.transitions, reward),
         }
-
-
-def _make_labels(row: TrainingRow) -> list[int]:
-    pairs = zip(row.completion_ids, row.loss_mask, strict=True)
-    return [token if kept else _IGNORED for token, kept in pairs]
 
 
 def make_grpo(trajectories: Iterable[Trajectory]) -> Made:
@@ -128,7 +107,7 @@ def _is_judged(each: Sequence) -> bool:
 
 
 def _make_row(group_id: str, each: Sequence) -> Row:
-    row, last, advantage = each.row, each.last, _row_advantage(each.row)
+    row, last, advantage = each.row, each.row.transitions[-1], _row_advantage(each.row)
     is_even = not isinstance(advantage, list)
     return {
         "prompt_token_ids": list(row.prompt_ids),
@@ -139,12 +118,10 @@ def _make_row(group_id: str, each: Sequence) -> Row:
         "per_token_advantages": None if is_even else advantage,
         "weight": last.weight,
         "group_id": group_id,
-        "steps": len(row.transitions),
         "model": last.model,
         "resource_version": last.resource_version,
         "sampling": dict(last.sampling),
-        **origin(last, each.reward),
-        "span_ids": each.span_ids,
+        **origins(row.transitions, each.reward),
     }
 
 
@@ -156,7 +133,7 @@ def _row_advantage(row: TrainingRow) -> float | list[float] | None:
 
 TOKENS: Final = Format(
     make_tokens,
-    {"input_ids": "INTEGER[]", "labels": "INTEGER[]", "steps": "INTEGER", **ORIGIN, **SPAN_IDS},
+    {"input_ids": "INTEGER[]", "labels": "INTEGER[]", **ORIGINS},
     used_by="TRL SFTTrainer",
     needs="token ids",
 )
@@ -171,12 +148,10 @@ GRPO: Final = Format(
         "per_token_advantages": "DOUBLE[]",
         "weight": "DOUBLE",
         "group_id": "VARCHAR",
-        "steps": "INTEGER",
         "model": "VARCHAR",
         "resource_version": "VARCHAR",
         "sampling": "JSON",
-        **ORIGIN,
-        **SPAN_IDS,
+        **ORIGINS,
     },
     used_by="TRL (recorded GRPO), OpenEnv",
     needs="token ids, logprobs, rewards",

@@ -23,7 +23,7 @@ from lightning_otel.dataset.formats.format import (
     NO_MESSAGES,
     NO_REWARD,
     ORIGIN,
-    SPAN_IDS,
+    ORIGINS,
     Format,
     LeftOut,
     Made,
@@ -32,6 +32,7 @@ from lightning_otel.dataset.formats.format import (
     attempt,
     make_row,
     origin,
+    origins,
     reward_fault,
     step_rows,
     with_rewards,
@@ -145,8 +146,7 @@ def _make_rows(
                 for turn in row.pop(name)
             ]
             row = {"messages": turns, **row}
-        ids = [step.span_id for step in run.steps]
-        return {**row, "steps": len(ids), **origin(run.steps[-1], reward), "span_ids": ids}
+        return {**row, **origins(run.steps, reward)}
 
     for run in _find_runs(trajectory.transitions, chat, done):
         if isinstance(run, LeftOut):
@@ -278,12 +278,7 @@ def _choose_columns(columns: Mapping[str, str], options: Mapping[str, Any]) -> M
 
 SFT: Final = Format(
     make_sft,
-    {
-        **dict.fromkeys(("prompt", "completion", "tools"), "JSON"),
-        "steps": "INTEGER",
-        **ORIGIN,
-        **SPAN_IDS,
-    },
+    {**dict.fromkeys(("prompt", "completion", "tools"), "JSON"), **ORIGINS},
     used_by="TRL SFTTrainer, assistant_only_loss=True",
     needs="messages",
     choose_columns=_choose_columns,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final
 
-from lightning_otel.dataset.formats.format import ORIGIN, SPAN_IDS, Format, LeftOut, Made, origin
+from lightning_otel.dataset.formats.format import ORIGINS, Format, LeftOut, Made, origins
 from lightning_otel.dataset.formats.sequences import compared
 from lightning_otel.errors import ConfigError, NotInstalledError
 from lightning_otel.types import Trajectory
@@ -27,9 +27,7 @@ def make(trajectories: Iterable[Trajectory]) -> Made:
             "response_ids": list(row.completion_ids),
             "response_mask": list(row.loss_mask),
             "rollout_log_probs": list(row.logprobs) if len(row.logprobs) else None,
-            "steps": len(row.transitions),
-            **origin(each[1].last, reward),
-            "span_ids": each[1].span_ids,
+            **origins(row.transitions, reward),
         }
 
 
@@ -144,9 +142,7 @@ FORMAT: Final = Format(
         "response_ids": "INTEGER[]",
         "response_mask": "INTEGER[]",
         "rollout_log_probs": "DOUBLE[]",
-        "steps": "INTEGER",
-        **ORIGIN,
-        **SPAN_IDS,
+        **ORIGINS,
     },
     used_by="verl (data_proto)",
     needs="token ids, logprobs, rewards",
