@@ -24,8 +24,8 @@ class Registry(NamedTuple):
 
     def names(self) -> list[str]:
         """The members that are installed, ours first."""
-        found = self.points()
-        return sorted(found, key=lambda name: (not _is_ours(found[name]), name))
+        points = self.points()
+        return sorted(points, key=lambda name: (not _is_ours(points[name]), name))
 
     def points(self) -> dict[str, EntryPoint]:
         """Each member's entry point, by name."""
@@ -42,13 +42,13 @@ class Registry(NamedTuple):
         """
         from difflib import get_close_matches
 
-        found, wanted = self.points(), self.key(name)
-        if wanted not in found:
-            near = get_close_matches(wanted, found, n=1)
-            guess = f"did you mean {near[0]!r}? " if near else ""
-            known = ", ".join(self.names()) or "none"
-            raise ConfigError(f"no {self.noun} {name!r}; {guess}there are {known}")
-        point = found[wanted]
+        points, key = self.points(), self.key(name)
+        if key not in points:
+            guesses = get_close_matches(key, points, n=1)
+            guess = f"did you mean {guesses[0]!r}? " if guesses else ""
+            names = ", ".join(self.names()) or "none"
+            raise ConfigError(f"no {self.noun} {name!r}; {guess}there are {names}")
+        point = points[key]
         package = f", of {point.dist.name} {point.dist.version}" if point.dist is not None else ""
         try:
             return point.load()

@@ -54,13 +54,13 @@ def make(trajectories: Iterable[Trajectory]) -> Made:
     A prompt that does not go on from the answer before begins another document. What it repeats
     of the one before is copied context, and that one names it as its continuation.
     """
-    for _, group in groupby(trajectories, lambda each: (each.rollout_id, each.attempt_id)):
+    for _, group in groupby(trajectories, lambda path: (path.rollout_id, path.attempt_id)):
         paths = list(group)
-        made = attempt(_make_document, paths)
-        if isinstance(made, str):
-            yield from (LeftOut(step, made) for step, _ in distinct(paths))
+        rows = attempt(_make_document, paths)
+        if isinstance(rows, str):
+            yield from (LeftOut(step, rows) for step, _ in distinct(paths))
         else:
-            yield from made
+            yield from rows
 
 
 def _make_document(paths: Iterable[Trajectory]) -> list[Row | LeftOut]:
@@ -81,22 +81,22 @@ def _make_document(paths: Iterable[Trajectory]) -> list[Row | LeftOut]:
         last = trajectory.transitions[-1]
         if last.done and id(last.next_observation) not in starts:
             _add_messages(steps, last.next_observation or (), lambda _: None)
-        held = _held(last)
-        steps += [dict(step) for step in held.get("after", ())]
-        place = tuple(held.get("place") or ())
-        if "place" not in held or place in documents:
+        extras = _held(last)
+        steps += [dict(step) for step in extras.get("after", ())]
+        place = tuple(extras.get("place") or ())
+        if "place" not in extras or place in documents:
             place = (len(documents) - 1,) if documents else ()
         natural = describe(trajectory, steps, is_main=not place, index=index)
-        earlier = ends.get(id(trajectory.transitions[0].observation), before if index else None)
-        if earlier and _mark_copies(earlier["steps"], natural["steps"]):
-            earlier["continued_trajectory_ref"] = natural["trajectory_id"]
-        if "document" in held:
+        previous = ends.get(id(trajectory.transitions[0].observation), before if index else None)
+        if previous and _mark_copies(previous["steps"], natural["steps"]):
+            previous["continued_trajectory_ref"] = natural["trajectory_id"]
+        if "document" in extras:
             natural["extra"] = None  # it says itself what it earned, or did not
-        documents[place] = before = restore(natural, held.get("document", {}))
+        documents[place] = before = restore(natural, extras.get("document", {}))
         if last.next_observation:
             ends[id(last.next_observation)] = before
-        documents |= {tuple(at): whole for at, whole in held.get("others", ())}
-        nulls += held.get("nulls", ())
+        documents |= {tuple(at): whole for at, whole in extras.get("others", ())}
+        nulls += extras.get("nulls", ())
     document = _nest(documents)
     for at in nulls:
         _restore_null(document, at)
@@ -115,11 +115,11 @@ def _divide(path: Trajectory) -> Iterator[tuple[Trajectory, int]]:
 
 def _mark_copies(before: Iterable[Row], steps: Iterable[Row]) -> bool:
     """Mark what a part repeats of the one before; return whether that is more than instructions."""
-    seen = {(step["source"], json_text(step["message"])) for step in before}
+    texts = {(step["source"], json_text(step["message"])) for step in before}
     copies = [
         step
         for step in takewhile(lambda step: "llm_call_count" not in step, steps)
-        if (step["source"], json_text(step["message"])) in seen
+        if (step["source"], json_text(step["message"])) in texts
     ]
     for step in copies:
         step["is_copied_context"] = True
@@ -138,14 +138,14 @@ def _nest(documents: Mapping[tuple[int, ...], Row]) -> Row:
 def find_nulls(value: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     """Yield the place of each field that is null rather than absent."""
     if isinstance(value, list):
-        for index, each in enumerate(value):
-            yield from find_nulls(each, (*at, index))
+        for index, item in enumerate(value):
+            yield from find_nulls(item, (*at, index))
     elif isinstance(value, dict):
-        for name, each in value.items():
-            if each is None:
+        for name, item in value.items():
+            if item is None:
                 yield (*at, name)
             else:
-                yield from find_nulls(each, (*at, name))
+                yield from find_nulls(item, (*at, name))
 
 
 def _restore_null(document: Any, at: Sequence[str | int]) -> None:
@@ -196,21 +196,21 @@ def _read_steps(
     """Return the steps of a trajectory; those of a branch written before are copied context."""
     steps: list[Row] = []
     before: Transition | None = None
-    for each in trajectory.transitions:
+    for step in trajectory.transitions:
 
-        def leave_out(reason: str, each: Transition = each) -> None:
-            note(LeftOut(each, reason, is_row_written=True))
+        def leave_out(reason: str, step: Transition = step) -> None:
+            note(LeftOut(step, reason, is_row_written=True))
 
-        for choice in other_choices(each):
+        for choice in other_choices(step):
             leave_out(choice.reason)
-        seen = len(before.observation) + 1 if before else 0
-        _add_messages(steps, each.observation[seen:], leave_out)
-        made = restore(call_step(each, leave_out), _held(each).get("step", {}))
-        if each.span_id in written:
-            made["is_copied_context"] = True
-        written.add(each.span_id)
-        steps.append(made)
-        before = each
+        size = len(before.observation) + 1 if before else 0
+        _add_messages(steps, step.observation[size:], leave_out)
+        row = restore(call_step(step, leave_out), _held(step).get("step", {}))
+        if step.span_id in written:
+            row["is_copied_context"] = True
+        written.add(step.span_id)
+        steps.append(row)
+        before = step
     return steps
 
 
@@ -223,11 +223,11 @@ def _add_messages(steps: list[Row], messages: Iterable[Message], note: Note) -> 
             if not steps or steps[-1]["source"] != "agent":
                 steps.append({"source": "system", "message": ""})
             called = [call["tool_call_id"] for call in steps[-1].get("tool_calls", ())]
-            made = [restore(result_of(each, called, note), each.get(KEY) or {}) for each in answers]
+            rows = [restore(result_of(part, called, note), part.get(KEY) or {}) for part in answers]
             observed = steps[-1].get("observation", {})
             steps[-1]["observation"] = {
                 **observed,
-                "results": [*observed.get("results", ()), *made],
+                "results": [*observed.get("results", ()), *rows],
             }
         if not answers or len(answers) < len(parts):
             steps.append(restore(message_step(message, note), held_of(message).get("step", {})))
@@ -235,8 +235,8 @@ def _add_messages(steps: list[Row], messages: Iterable[Message], note: Note) -> 
 
 def call_step(step: Transition, note: Note) -> Row:
     """Return the agent's step that a call makes, with what the server counted and sampled."""
-    made = message_step(step.action[0] if step.action else {"role": "assistant"}, note)
-    made.pop("is_copied_context", None)
+    row = message_step(step.action[0] if step.action else {"role": "assistant"}, note)
+    row.pop("is_copied_context", None)
     metrics = {
         "prompt_tokens": step.input_tokens,
         "completion_tokens": step.output_tokens,
@@ -244,7 +244,7 @@ def call_step(step: Transition, note: Note) -> Row:
         "completion_token_ids": list(step.response_ids) or None,
         "logprobs": list(step.logprobs) or None,
     }
-    known = {name: value for name, value in metrics.items() if value is not None}
+    counts = {name: value for name, value in metrics.items() if value is not None}
     is_told = step.reward is None or step.reward == _held(step).get("reward")
     parts = [part for message in step.action[:1] for part in parts_of(message)]
     refusals = [to_text(part.get("content")) for part in parts if part.get("type") == "refusal"]
@@ -260,11 +260,11 @@ def call_step(step: Transition, note: Note) -> Row:
     if "reward" in extra and list(step.rewards) != [c.PRIMARY_REWARD]:
         extra["rewards"] = dict(step.rewards)
     return restore(
-        {**made, "timestamp": f"{utc_text(step.start_ns)[:_MICROSECONDS]}Z"},
+        {**row, "timestamp": f"{utc_text(step.start_ns)[:_MICROSECONDS]}Z"},
         {
             "source": "agent",
             "model_name": step.model,
-            "metrics": known or None,
+            "metrics": counts or None,
             "llm_call_count": 1,
             "extra": extra or None,
         },
@@ -279,56 +279,56 @@ def message_step(message: Message, note: Note) -> Row:
         return {"source": source, "message": content_of(parts, note)}
     thought = [part for part in parts if part.get("type") == "reasoning"]
     calls = [part for part in parts if part.get("type") == "tool_call"]
-    said = [part for part in parts if part.get("type") not in ("reasoning", "tool_call")]
-    found: Row = {"source": source, "message": content_of(said, note), "is_copied_context": True}
+    content = [part for part in parts if part.get("type") not in ("reasoning", "tool_call")]
+    row: Row = {"source": source, "message": content_of(content, note), "is_copied_context": True}
     if thought:
-        found["reasoning_content"] = "\n".join(str(part.get("content", "")) for part in thought)
+        row["reasoning_content"] = "\n".join(str(part.get("content", "")) for part in thought)
     if calls:
-        found["tool_calls"] = [
+        row["tool_calls"] = [
             restore(tool_call_of(part, index), part.get(KEY) or {})
             for index, part in enumerate(calls)
         ]
-    return found
+    return row
 
 
 def tool_call_of(part: Mapping[str, Any], index: int) -> Row:
     """Return the call of a tool that a part asks for; arguments that are no object go to extra."""
     arguments, name = part.get("arguments"), part.get("name")
-    found: Row = {
+    row: Row = {
         "tool_call_id": str(part.get("id") or f"call_{index}"),
         "function_name": str(name or ""),
         "arguments": arguments if isinstance(arguments, dict) else {},
     }
     if not isinstance(arguments, dict | None):
-        found["extra"] = {"arguments": arguments}
-    return found
+        row["extra"] = {"arguments": arguments}
+    return row
 
 
 def result_of(part: Mapping[str, Any], called: Sequence[str], note: Note) -> Row:
     """Return what a tool answered; only a call of the same step can be named."""
     call_id, response = part.get("id"), part.get("response")
-    found: Row = {"source_call_id": call_id} if call_id in called else {}
-    if not found and len(called) == 1 and call_id is None:
-        found = {"source_call_id": called[0]}
-    if isinstance(response, list) and response and all(isinstance(each, dict) for each in response):
-        return {**found, "content": content_of(response, note)}
-    return found if response is None else {**found, "content": to_text(response)}
+    row: Row = {"source_call_id": call_id} if call_id in called else {}
+    if not row and len(called) == 1 and call_id is None:
+        row = {"source_call_id": called[0]}
+    if isinstance(response, list) and response and all(isinstance(item, dict) for item in response):
+        return {**row, "content": content_of(response, note)}
+    return row if response is None else {**row, "content": to_text(response)}
 
 
 def content_of(parts: Iterable[Mapping[str, Any]], note: Note) -> str | list[Row]:
     """Return parts as the format writes content: one text, or a list of parts."""
-    found: list[Row] = []
+    items: list[Row] = []
     for part in map(part_of, parts):
         media = _media_of(part)
         if part.get("type") in ("text", "refusal"):
-            found.append({"type": "text", "text": to_text(part.get("content"))})
+            items.append({"type": "text", "text": to_text(part.get("content"))})
         elif media:
-            found.append(media)
+            items.append(media)
         else:
             note(f"a part of type {part.get('type')!r}; export triplets, which hold every part")
-    if len(found) == 1 and "text" in found[0]:
-        return str(found[0]["text"])
-    return found or ""
+    if len(items) == 1 and "text" in items[0]:
+        return str(items[0]["text"])
+    return items or ""
 
 
 def _media_of(part: Mapping[str, Any]) -> Row | None:
@@ -345,15 +345,15 @@ def _media_of(part: Mapping[str, Any]) -> Row | None:
 
 def parts_of(message: Message) -> list[Mapping[str, Any]]:
     """Return the parts of a message of the conventions or of the chat API."""
-    held = message.get("parts")
-    parts = held if isinstance(held, list) else read_message(message)["parts"]
+    items = message.get("parts")
+    parts = items if isinstance(items, list) else read_message(message)["parts"]
     return [part for part in parts if isinstance(part, Mapping)]
 
 
 def held_of(message: Message) -> Row:
     """Return what an imported document says beyond a message."""
-    held = message.get(KEY)
-    return dict(held) if isinstance(held, Mapping) else {}
+    extras = message.get(KEY)
+    return dict(extras) if isinstance(extras, Mapping) else {}
 
 
 def list_calls(document: Mapping[str, Any]) -> list[int]:
@@ -385,25 +385,25 @@ def _held(step: Transition) -> Row:
 
 def find_rest(whole: Mapping[str, Any], natural: Mapping[str, Any]) -> Row:
     """Return what :func:`restore` needs to make an object of the format whole; None is absence."""
-    found: Row = {}
+    extras: Row = {}
     for name in {**natural, **whole}:
-        made, wanted = natural.get(name), whole.get(name)
-        if name in _NESTED and isinstance(made, dict) and isinstance(wanted, dict):
-            made, wanted = {}, find_rest(wanted, made)
-        if made != wanted:
-            found[name] = wanted
-    return found
+        ours, theirs = natural.get(name), whole.get(name)
+        if name in _NESTED and isinstance(ours, dict) and isinstance(theirs, dict):
+            ours, theirs = {}, find_rest(theirs, ours)
+        if ours != theirs:
+            extras[name] = theirs
+    return extras
 
 
-def restore(natural: Row, rest: Mapping[str, Any]) -> Row:
+def restore(natural: Row, extras: Mapping[str, Any]) -> Row:
     """Return an object of the format with the rest of it; a reward given since stays."""
-    found = {**natural, **rest}
-    for name in _NESTED & natural.keys() & rest.keys():
-        if natural[name] is not None and rest[name] is not None:
-            found[name] = restore(natural[name], rest[name])
-    if natural.get("extra") and "extra" in rest:
-        found["extra"] = {**(rest["extra"] or {}), **natural["extra"]}
-    return {name: value for name, value in found.items() if value is not None}
+    row = {**natural, **extras}
+    for name in _NESTED & natural.keys() & extras.keys():
+        if natural[name] is not None and extras[name] is not None:
+            row[name] = restore(natural[name], extras[name])
+    if natural.get("extra") and "extra" in extras:
+        row["extra"] = {**(extras["extra"] or {}), **natural["extra"]}
+    return {name: value for name, value in row.items() if value is not None}
 
 
 FORMAT: Final = Format(

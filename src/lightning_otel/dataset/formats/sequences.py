@@ -53,8 +53,8 @@ class Sequence(NamedTuple):
 
 def sequences(trajectories: Iterable[Trajectory]) -> Iterator[Sequence | LeftOut]:
     """Every training row, and the steps that are in none for want of token ids."""
-    for _, found in groupby(trajectories, lambda each: (each.rollout_id, each.attempt_id)):
-        attempt = list(found)
+    for _, group in groupby(trajectories, lambda path: (path.rollout_id, path.attempt_id)):
+        attempt = list(group)
         worth: dict[tuple[str, str], float | None] = {}
         for trajectory, reward in with_rewards(attempt):
             for step in trajectory.transitions:
@@ -72,15 +72,15 @@ def compared(
 ) -> Iterator[tuple[str, Sequence] | LeftOut]:
     """Every sequence that was judged, with its group; those of a group are neighbours."""
     for group_id, group in groupby(trajectories, group_of):
-        for each in sequences(group):
-            if isinstance(each, LeftOut):
-                yield each
-            elif not is_judged(each):
-                yield from (LeftOut(step, NO_REWARD) for step in each.row.transitions)
+        for item in sequences(group):
+            if isinstance(item, LeftOut):
+                yield item
+            elif not is_judged(item):
+                yield from (LeftOut(step, NO_REWARD) for step in item.row.transitions)
             else:
-                if not len(each.row.logprobs):
-                    yield from (LeftOut(step, NO_LOGPROBS, True) for step in each.row.transitions)
-                yield group_id, each
+                if not len(item.row.logprobs):
+                    yield from (LeftOut(step, NO_LOGPROBS, True) for step in item.row.transitions)
+                yield group_id, item
 
 
 def _why_no_ids(step: Transition) -> str:
@@ -94,11 +94,11 @@ def make_tokens(trajectories: Iterable[Trajectory], *, threshold: float | None =
 
     Trajectories whose last reward is below the threshold are left out.
     """
-    for each in sequences(trajectories):
-        if isinstance(each, LeftOut):
-            yield each
+    for item in sequences(trajectories):
+        if isinstance(item, LeftOut):
+            yield item
             continue
-        row, reward = each
+        row, reward = item
         if fault := reward_fault(reward, threshold):
             yield from (LeftOut(step, fault) for step in row.transitions)
             continue
@@ -107,28 +107,28 @@ def make_tokens(trajectories: Iterable[Trajectory], *, threshold: float | None =
             # The trainer looks at masks only if its settings say so, at labels always.
             "labels": [_IGNORED] * len(row.prompt_ids) + _make_labels(row),
             "steps": len(row.transitions),
-            **origin(each.last, reward),
-            "span_ids": each.span_ids,
+            **origin(item.last, reward),
+            "span_ids": item.span_ids,
         }
 
 
 def _make_labels(row: TrainingRow) -> list[int]:
     pairs = zip(row.completion_ids, row.loss_mask, strict=True)
-    return [token if kept else _IGNORED for token, kept in pairs]
+    return [token if is_trained else _IGNORED for token, is_trained in pairs]
 
 
 def make_grpo(trajectories: Iterable[Trajectory]) -> Made:
     """One row a sequence that has a reward or an advantage; those of a group are neighbours."""
-    for each in compared(trajectories, _is_judged):
-        yield each if isinstance(each, LeftOut) else _make_row(*each)
+    for item in compared(trajectories, _is_judged):
+        yield item if isinstance(item, LeftOut) else _make_row(*item)
 
 
-def _is_judged(each: Sequence) -> bool:
-    return each.reward is not None or _row_advantage(each.row) is not None
+def _is_judged(sequence: Sequence) -> bool:
+    return sequence.reward is not None or _row_advantage(sequence.row) is not None
 
 
-def _make_row(group_id: str, each: Sequence) -> Row:
-    row, last, advantage = each.row, each.last, _row_advantage(each.row)
+def _make_row(group_id: str, sequence: Sequence) -> Row:
+    row, last, advantage = sequence.row, sequence.last, _row_advantage(sequence.row)
     is_even = not isinstance(advantage, list)
     return {
         "prompt_token_ids": list(row.prompt_ids),
@@ -143,8 +143,8 @@ def _make_row(group_id: str, each: Sequence) -> Row:
         "model": last.model,
         "resource_version": last.resource_version,
         "sampling": dict(last.sampling),
-        **origin(last, each.reward),
-        "span_ids": each.span_ids,
+        **origin(last, sequence.reward),
+        "span_ids": sequence.span_ids,
     }
 
 

@@ -16,11 +16,11 @@ from lightning_otel.types import Trajectory
 
 def make(trajectories: Iterable[Trajectory]) -> Made:
     """One row a sequence that has a reward; ``uid`` is its task's, where there is one."""
-    for each in compared(trajectories, lambda each: each.reward is not None):
-        if isinstance(each, LeftOut):
-            yield each
+    for item in compared(trajectories, lambda sequence: sequence.reward is not None):
+        if isinstance(item, LeftOut):
+            yield item
             continue
-        uid, (row, reward) = each
+        uid, (row, reward) = item
         yield {
             "uid": uid,
             "prompt_ids": list(row.prompt_ids),
@@ -28,8 +28,8 @@ def make(trajectories: Iterable[Trajectory]) -> Made:
             "response_mask": list(row.loss_mask),
             "rollout_log_probs": list(row.logprobs) if len(row.logprobs) else None,
             "steps": len(row.transitions),
-            **origin(each[1].last, reward),
-            "span_ids": each[1].span_ids,
+            **origin(item[1].last, reward),
+            "span_ids": item[1].span_ids,
         }
 
 
@@ -58,8 +58,8 @@ def data_proto(
         ConfigError: There is no row, one is too long, only some have logprobs, or verl is not
             installed.
     """
-    held = list(rows)
-    if not held:
+    batch = list(rows)
+    if not batch:
         raise ConfigError("no rows; see what is missing with: export --format verl --dry-run")
     try:
         numpy, torch, verl = map(import_module, ("numpy", "torch", "verl"))
@@ -68,40 +68,40 @@ def data_proto(
             f"this needs verl ({exc}); install it with: pip install verl"
         ) from exc
     tensors, attention = _make_tensors(
-        held,
-        _pad_width(held, "prompt_ids", max_prompt_length),
-        _pad_width(held, "response_ids", max_response_length),
+        batch,
+        _pad_width(batch, "prompt_ids", max_prompt_length),
+        _pad_width(batch, "response_ids", max_response_length),
         pad_token_id,
     )
-    made = {name: torch.tensor(values) for name, values in tensors.items()}
-    made["attention_mask"] = torch.tensor(attention)
+    arrays = {name: torch.tensor(values) for name, values in tensors.items()}
+    arrays["attention_mask"] = torch.tensor(attention)
     # As verl counts them: padding on the left is at 0, and the first token too.
-    made["position_ids"] = torch.clip(torch.cumsum(made["attention_mask"], dim=-1) - 1, min=0)
+    arrays["position_ids"] = torch.clip(torch.cumsum(arrays["attention_mask"], dim=-1) - 1, min=0)
     names = ("uid", "rollout_id", "agent")
-    others = {name: numpy.array([row.get(name) for row in held], dtype=object) for name in names}
-    return verl.DataProto.from_dict(tensors=made, non_tensors=others)
+    others = {name: numpy.array([row.get(name) for row in batch], dtype=object) for name in names}
+    return verl.DataProto.from_dict(tensors=arrays, non_tensors=others)
 
 
 def _make_tensors(
-    held: Sequence[Mapping[str, Any]], width: int, length: int, pad_token_id: int
+    batch: Sequence[Mapping[str, Any]], width: int, length: int, pad_token_id: int
 ) -> tuple[dict[str, list[list[Any]]], list[list[int]]]:
     """The tensors by name, and where they hold a token and not padding, [B, P + R]."""
     # On the last token.
-    scores = [[0.0] * (len(row["response_ids"]) - 1) + [float(row["reward"])] for row in held]
+    scores = [[0.0] * (len(row["response_ids"]) - 1) + [float(row["reward"])] for row in batch]
     tensors = {
-        "prompts": _pad_left([row["prompt_ids"] for row in held], width, pad_token_id),
-        "responses": _pad_right([row["response_ids"] for row in held], length, pad_token_id),
-        "response_mask": _pad_right([row["response_mask"] for row in held], length, 0),
+        "prompts": _pad_left([row["prompt_ids"] for row in batch], width, pad_token_id),
+        "responses": _pad_right([row["response_ids"] for row in batch], length, pad_token_id),
+        "response_mask": _pad_right([row["response_mask"] for row in batch], length, 0),
         "token_level_scores": _pad_right(scores, length, 0.0),
         "token_level_rewards": _pad_right(scores, length, 0.0),
     }
-    if _has_logprobs(held):
+    if _has_logprobs(batch):
         tensors["rollout_log_probs"] = _pad_right(
-            [r["rollout_log_probs"] for r in held], length, 0.0
+            [r["rollout_log_probs"] for r in batch], length, 0.0
         )
-    given = _pad_left([[1] * len(row["prompt_ids"]) for row in held], width, 0)
-    sampled = _pad_right([[1] * len(row["response_ids"]) for row in held], length, 0)
-    attention = [before + after for before, after in zip(given, sampled, strict=True)]
+    prompts = _pad_left([[1] * len(row["prompt_ids"]) for row in batch], width, 0)
+    sampled = _pad_right([[1] * len(row["response_ids"]) for row in batch], length, 0)
+    attention = [before + after for before, after in zip(prompts, sampled, strict=True)]
     both = zip(tensors["prompts"], tensors["responses"], strict=True)
     tensors["input_ids"] = [before + after for before, after in both]
     return tensors, attention
