@@ -25,9 +25,8 @@ from cryptography.x509.oid import NameOID
 from tests.proxy.conftest import calls_of
 from tests.proxy.origin import Origin, Peer, answer, chunked, connect, play, post, proxying, read
 
-from lightning_otel import Store
+from lightning_otel import Resources, Store
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.resources import Resources
 from lightning_otel.state import State
 from lightning_otel.types import conventions as c
 

@@ -12,7 +12,6 @@ from opentelemetry.context import Context
 
 from lightning_otel import capture
 from lightning_otel.dialects import Dialect, find_dialect
-from lightning_otel.dialects.events import is_ended
 from lightning_otel.instrumentors.body import MAX_KEPT_BYTES
 from lightning_otel.instrumentors.http import Exchange, Sent, begin_request
 from lightning_otel.proxy.codings import Decode, find_decoder
@@ -190,7 +189,7 @@ class Record:
         events, self._open = bytes(self._open), bytearray()
         if self.dialect is None or not any(mark in events for mark in self._marks):
             return False
-        return is_ended(events, self.dialect.end_marks)
+        return self.dialect.is_ended(events)
 
     def end(self, *, is_whole: bool, exc: BaseException | None = None) -> None:
         """Write the record, once: with the whole answer, or as far as it came."""

@@ -37,7 +37,7 @@ from lightning_otel.types.values import json_text
 VERSION: Final = "ATIF-v1.8"
 KEY: Final = "atif"
 """Key of a message or part for what its step, call or result says beyond it."""
-_NESTED: Final = frozenset({"agent", "metrics", "observation", "final_metrics"})
+NESTED: Final = frozenset({"agent", "metrics", "observation", "final_metrics"})
 _SOURCES: Final = {"assistant": "agent", "user": "user"}
 _MEDIA: Final = frozenset({
     "image/jpeg", "image/png", "image/gif", "image/webp", "audio/wav", "audio/mpeg", "audio/mp4",
@@ -133,19 +133,6 @@ def _nest(documents: Mapping[tuple[int, ...], Row]) -> Row:
         parent = documents.get(place[:-1], documents[first])
         parent.setdefault("subagent_trajectories", []).append(documents[place])
     return documents[first]
-
-
-def find_nulls(value: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yield the place of each field that is null rather than absent."""
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from find_nulls(item, (*at, index))
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            if item is None:
-                yield (*at, name)
-            else:
-                yield from find_nulls(item, (*at, name))
 
 
 def _restore_null(document: Any, at: Sequence[str | int]) -> None:
@@ -383,22 +370,10 @@ def _held(step: Transition) -> Row:
     return held_of(step.action[0]) if step.action else {}
 
 
-def find_rest(whole: Mapping[str, Any], natural: Mapping[str, Any]) -> Row:
-    """Return what :func:`restore` needs to make an object of the format whole; None is absence."""
-    extras: Row = {}
-    for name in {**natural, **whole}:
-        ours, theirs = natural.get(name), whole.get(name)
-        if name in _NESTED and isinstance(ours, dict) and isinstance(theirs, dict):
-            ours, theirs = {}, find_rest(theirs, ours)
-        if ours != theirs:
-            extras[name] = theirs
-    return extras
-
-
 def restore(natural: Row, extras: Mapping[str, Any]) -> Row:
     """Return an object of the format with the rest of it; a reward given since stays."""
     row = {**natural, **extras}
-    for name in _NESTED & natural.keys() & extras.keys():
+    for name in NESTED & natural.keys() & extras.keys():
         if natural[name] is not None and extras[name] is not None:
             row[name] = restore(natural[name], extras[name])
     if natural.get("extra") and "extra" in extras:
