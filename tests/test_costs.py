@@ -10,9 +10,8 @@ from tests.adapter.forest import Forest
 from tests.viewer.browsing import KEY
 from tests.viewer.client import Asking
 
-from lightning_otel import Store
+from lightning_otel import Store, analyze_episode
 from lightning_otel.types import conventions as c
-from lightning_otel.views.analysis import analyze_episode
 
 OWN_PRICES = """\
 # what we agreed on

@@ -1,12 +1,13 @@
 """Resources: versions that never change, aliases that move, and who is given which."""
 
+import json
 import os
 import subprocess
 import sys
 import textwrap
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,12 @@ from typing import Any
 import openai
 import pytest
 
-from lightning_otel import Resources, Store, auto_trace
+from lightning_otel import Queue, Resources, Runner, Store, auto_trace
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ChangedError, ConfigError, NotFoundError
-from lightning_otel.instrumentors.substitution import _share_of
-from lightning_otel.resources import stamps
 from lightning_otel.state import State
 from lightning_otel.types import Prompt
+from lightning_otel.types import conventions as c
 
 SECRET = "sk-" + "a1b2c3d4" * 5
 
@@ -210,16 +210,24 @@ def test_canary_gets_its_share(resources: Resources, weight: float) -> None:
     assert abs(given.count(2) - count * weight) <= 4 * deviation
 
 
-def test_canary_share_is_even_over_tenths() -> None:
+def test_canary_share_is_even_over_tenths(resources: Resources) -> None:
     """Chi-square: keys fall evenly on tenths of the range, and independently for two names."""
     count = 5000
-    shares = [[_share_of(f"{name}@2\0rollout-{n}") for n in range(count)] for name in "pq"]
+    shares = {name: [0] * count for name in "pq"}  # a key's: the tenths at which it is no canary
+    for name in shares:
+        resources.publish(name, "one")
+        resources.publish(name, "two")
+    for tenth in range(1, 10):
+        for name in shares:
+            resources.set_alias(name, "canary", 2, weight=tenth / 10)
+        for n in range(count):
+            for name, version in resources.assigned(f"rollout-{n}").items():
+                shares[name][n] += version.version == 1
 
-    for each in shares:
-        tenths = Counter(int(share * 10) for share in each)
+    for tenths in map(Counter, shares.values()):
         chi_square = sum((tenths[n] - count / 10) ** 2 / (count / 10) for n in range(10))
         assert chi_square < 27.88  # 9 degrees of freedom, one in a thousand
-    both = sum(p < 0.5 and q < 0.5 for p, q in zip(*shares, strict=True))
+    both = sum(p < 5 and q < 5 for p, q in zip(*shares.values(), strict=True))
     assert abs(both - count / 4) < 4 * (count * 0.25 * 0.75) ** 0.5
 
 
@@ -264,18 +272,32 @@ def test_agents_own_resource_goes_first(resources: Resources) -> None:
         given("planner", {"system_prompt": 9})
 
 
-def test_stamps_name_each_agents_versions(resources: Resources) -> None:
+def test_stamps_name_each_agents_versions(resources: Resources, place: str) -> None:
     """What is stamped is what each agent was given."""
     resources.publish("system_prompt", "for all")
     resources.publish("planner/system_prompt", "for the planner")
 
     resources.publish("planner/tool_prompt", "for its tool")
 
-    assert stamps(resources.assigned("key")) == {
+    def writer(task: object, resources: object) -> float:
+        return 1.0
+
+    def planner(task: object, resources: object) -> float:
+        return 1.0
+
+    def stamps(agent: Callable[[object, object], float]) -> object:
+        store, queue = Store(place), Queue(State(place))
+        (rollout,) = queue.put(["task"])
+        Runner(agent, store=store, queue=queue, resources=resources).run()
+        spans = store.spans(rollout_id=rollout.rollout_id)
+        (text,) = {span.attributes[c.RESOURCES] for span in spans}
+        return json.loads(str(text))
+
+    assert stamps(writer) == {
         "planner": {"planner/system_prompt": "1", "planner/tool_prompt": "1"},
         "*": {"system_prompt": "1"},
     }
-    assert stamps(resources.assigned("key", agent="planner")) == {
+    assert stamps(planner) == {
         "*": {"planner/system_prompt": "1", "planner/tool_prompt": "1"},
     }
 

@@ -25,9 +25,7 @@ from tests import facts
 
 from lightning_otel import Store
 from lightning_otel.demo.policy import Reply, ToolCall
-from lightning_otel.demo.requests import message_text
 from lightning_otel.demo.server import DemoServer, Exchange
-from lightning_otel.demo.wire import responses_to_chat
 from lightning_otel.types import conventions as c
 
 HERE = Path(__file__).parent
@@ -57,6 +55,14 @@ _DATES = dict.fromkeys(("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE"), "2026-01-01T00
 Json = Mapping[str, Any]
 
 
+def message_text(message: Json) -> str:
+    """Return the text of a message whose content is a string, a list of parts or nothing."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text") or "") for part in content or ())
+
+
 @dataclass(frozen=True, slots=True)
 class Application:
     """One application, and what its model answers.
@@ -79,8 +85,11 @@ class Application:
 
     def role(self, body: Json) -> str:
         """Return who asks: the tested program, a side call by its words, or the agent."""
-        messages = (body if "messages" in body else responses_to_chat(dict(body)))["messages"]
-        text = " ".join(map(message_text, messages[:2]))
+        items = body.get("input") or ""
+        items = [{"content": items}] if isinstance(items, str) else list(items)
+        if body.get("instructions"):
+            items.insert(0, {"content": body["instructions"]})
+        text = " ".join(map(message_text, body.get("messages", items)[:2]))
         if text == TESTED:
             return TESTED
         return next((words for words in self.sides if words in text), "agent")

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.instrumentors.http.drawn import VENDORS
 
 from lightning_otel.dialects import Dialect, find_dialect, register_dialect
-from lightning_otel.dialects.events import is_ended
 from lightning_otel.types import Prompt
 from lightning_otel.types import conventions as c
 
@@ -126,7 +125,7 @@ def test_transcript_is_read_whole(name: str) -> None:
     (message,) = answer_of(dialect, answer.body)
     assert message["role"] == "assistant"
     assert message["parts"] == EXACT.get(name, message["parts"])
-    ends = [size for size in range(len(data) + 1) if is_ended(data[:size], dialect.end_marks)]
+    ends = [size for size in range(len(data) + 1) if dialect.is_ended(data[:size])]
     assert bool(ends) == (answer.is_complete and bool(dialect.end_marks))
     assert all(not data[size:].strip() for size in ends)
 

@@ -40,9 +40,8 @@ from tests.proxy.origin import (
     whole,
 )  # fmt: skip
 
-from lightning_otel import Store
+from lightning_otel import Resources, Store
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.resources import Resources
 from lightning_otel.state import State
 from lightning_otel.types import conventions as c
 

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.cli.output import print_note
+from lightning_otel.cli.output import count_noun, print_note, suggest
 
 if TYPE_CHECKING:
+    from lightning_otel.dataset import Store
     from lightning_otel.tracing import Recording
 
 _COUNTS: Final = (
@@ -58,3 +59,20 @@ def tell_unnamed(counts: Mapping[str, Any]) -> None:
 
     for name in sorted(counts["frameworks"] & FRAMEWORKS.keys()):
         print_note(f"  agents without names; {name} tells them with: {FRAMEWORKS[name]}")
+
+
+def tell_losses(store: "Store", since_ns: int) -> None:
+    """Say which spans of a run since a time are not stored, and why."""
+    from lightning_otel.store.counts import INTENDED
+
+    for loss in store.accounting_by_process(since_ns=since_ns).values():
+        for reason, count in loss.reasons():
+            if reason not in INTENDED:
+                print_note(f"  {count_noun(count, 'span')} not stored: {reason}")
+        if loss.pending:
+            print_note(
+                f"  {count_noun(loss.pending, 'span')} not stored: the disk did not take them"
+            )
+        if loss.missing:
+            print_note(f"  a process's numbers do not add up: {loss.sentence()}")
+            suggest("doctor", store.name)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from lightning_otel.cli import print_error, silence_stream
-from lightning_otel.cli.counts import count_records, tell_unnamed
+from lightning_otel.cli.counts import count_records, tell_losses, tell_unnamed
 from lightning_otel.cli.options import load_named, store_option
 from lightning_otel.cli.output import count_noun, print_note, suggest
 from lightning_otel.cli.program import (
@@ -284,7 +284,7 @@ class _Run:
             f"{count_noun(counts['rewards'], 'reward')} → {self._opened.name}"
         )
         if is_refused or not self._is_whole:
-            self._tell_accounting()
+            tell_losses(self._opened, self._started_ns)
         if is_refused:
             print_note("  the store refused the last spans; is its disk full?")
         if not config.content().is_kept:
@@ -354,21 +354,6 @@ class _Run:
         tell_forwarding(sent, pending, is_quiet=is_quiet)
         if pending:
             suggest(f"export otlp --rollout {self._recording.rollout_id}", store)
-
-    def _tell_accounting(self) -> None:
-        from lightning_otel.store.counts import INTENDED
-
-        for loss in self._opened.accounting_by_process(since_ns=self._started_ns).values():
-            for reason, count in loss.reasons():
-                if reason not in INTENDED:
-                    print_note(f"  {count_noun(count, 'span')} not stored: {reason}")
-            if loss.pending:
-                print_note(
-                    f"  {count_noun(loss.pending, 'span')} not stored: the disk did not take them"
-                )
-            if loss.missing:
-                print_note(f"  a process's numbers do not add up: {loss.sentence()}")
-                suggest("doctor", self._opened.name)
 
 
 def _trace_parent(recording: "Recording") -> str:

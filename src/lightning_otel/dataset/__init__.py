@@ -135,8 +135,8 @@ class Store(SpanStore):
         from lightning_otel.dataset.query import TransitionQuery
 
         query = TransitionQuery.of(keywords)
-        for found in self._adapt(query):
-            for trajectory in found.trajectories:
+        for part in self._adapt(query):
+            for trajectory in part.trajectories:
                 if any(map(query.wanted.wants, trajectory.transitions)):
                     yield trajectory
 
@@ -223,10 +223,10 @@ class Store(SpanStore):
         from lightning_otel.dataset.export import export
 
         check_types({"split": split, "seed": seed}, {"split": float | None, "seed": int})
-        query, rest = _split_options(options, format)
+        query, settings = _split_options(options, format)
         # "2h" is another time tomorrow.
         times = {"since": query.wanted.since_ns, "until": query.wanted.until_ns}
-        stated = {k: times.get(k) or v for k, v in options.items() if k not in rest}
+        stated = {k: times.get(k) or v for k, v in options.items() if k not in settings}
         return export(
             lambda: self._adapt(query),
             format,
@@ -237,7 +237,7 @@ class Store(SpanStore):
             source=self.name if certificate else None,
             left_out=left_out,
             progress=progress,
-            options=rest,
+            options=settings,
             query=stated,
         )
 
@@ -254,13 +254,13 @@ class Store(SpanStore):
         """
         from lightning_otel.dataset import formats
 
-        query, rest = _split_options(options, format)
+        query, settings = _split_options(options, format)
 
         def paths() -> "Iterator[Trajectory]":
             for part in self._adapt(query):
                 yield from filter(None, map(query.wanted.part_of, part.trajectories))
 
-        return formats.rows(format, paths(), **rest)
+        return formats.rows(format, paths(), **settings)
 
     def adapt(
         self, *, bodies: bool = True, **keywords: "Unpack[QueryKeywords]"
@@ -287,28 +287,28 @@ class Store(SpanStore):
         )
         from lightning_otel.store.batches import read_origins
 
-        adapter, wanted, include_incomplete = query
+        adapter, selection, include_incomplete = query
         source = self.source.at_moment()
         con = connect_with_moved(source)
         reader = source.make_reader(con)
         out = frozenset() if include_incomplete else list_incomplete(source, con)
-        told: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
         if isinstance(adapter, TripletAdapter) and adapter.advantage is not None:
             # A rollout is compared with those that are not asked for, too.
-            every = (
-                adapter.outcomes(wanted.spans(spans), incomplete=out)
+            parts = (
+                adapter.outcomes(selection.spans(spans), incomplete=out)
                 for spans in read_batches(source)
             )
-            told["estimates"] = adapter.estimate(outcome for each in every for outcome in each)
+            extra["estimates"] = adapter.estimate(outcome for part in parts for outcome in part)
 
         def explain(batch: "Iterable[Span]") -> "Adaptation":
             if not isinstance(adapter, TripletAdapter):
                 return adapter.explain(batch, incomplete=out)
             spans = list(batch)
             origins = read_origins(reader, *find_references(spans))
-            return adapter.explain(spans, incomplete=out, origins=origins, **told)
+            return adapter.explain(spans, incomplete=out, origins=origins, **extra)
 
-        return (explain(wanted.spans(spans)) for spans in read_batches(source, wanted, con))
+        return (explain(selection.spans(spans)) for spans in read_batches(source, selection, con))
 
     def _has_facts(self, query: "TransitionQuery") -> bool:
         from lightning_otel.dataset.facts import can_answer
@@ -327,17 +327,17 @@ def _split_options(
     from lightning_otel.dataset import formats
     from lightning_otel.dataset.query import QueryKeywords, TransitionQuery
 
-    known = QueryKeywords.__annotations__
-    own = {name: value for name, value in options.items() if name in known}
-    rest = {name: value for name, value in options.items() if name not in known}
-    check_names(f"the format {name}", rest, [*formats.get(name).options(), *known])
-    found = TransitionQuery.of(cast("QueryKeywords", own))
-    if formats.get(name).is_by_task and isinstance(found.adapter, TripletAdapter):
-        how = found.adapter.advantage or Advantage()
-        found = found._replace(adapter=replace(found.adapter, advantage=how))
-    elif formats.get(name).is_grouped and isinstance(found.adapter, TripletAdapter):
-        compared = found.adapter.comparison()
+    names = QueryKeywords.__annotations__
+    query_options = {name: value for name, value in options.items() if name in names}
+    settings = {name: value for name, value in options.items() if name not in names}
+    check_names(f"the format {name}", settings, [*formats.get(name).options(), *names])
+    query = TransitionQuery.of(cast("QueryKeywords", query_options))
+    if formats.get(name).is_by_task and isinstance(query.adapter, TripletAdapter):
+        how = query.adapter.advantage or Advantage()
+        query = query._replace(adapter=replace(query.adapter, advantage=how))
+    elif formats.get(name).is_grouped and isinstance(query.adapter, TripletAdapter):
+        compared = query.adapter.comparison()
         if compared is not None and compared.group_by is None:
             compared = replace(compared, group_by="prompt")
-            found = found._replace(adapter=replace(found.adapter, advantage=compared))
-    return found, rest
+            query = query._replace(adapter=replace(query.adapter, advantage=compared))
+    return query, settings

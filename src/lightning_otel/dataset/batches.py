@@ -50,20 +50,20 @@ class Clauses(NamedTuple):
 
 
 def make_clauses(
-    con: "duckdb.DuckDBPyConnection", wanted: StepSelection, rollout: str = ROLLOUT
+    con: "duckdb.DuckDBPyConnection", selection: StepSelection, rollout: str = ROLLOUT
 ) -> Clauses:
     """The part of a selection that tells of whole rollouts, as SQL; ``rollout`` is their id."""
     where, having, values = ["true"], ["true"], list[Any]()
-    if wanted.rollout_ids is not None:
+    if selection.rollout_ids is not None:
         where.append(f"{rollout} IN (SELECT unnest(?::VARCHAR[]))")
-        values.append(list(wanted.rollout_ids))
+        values.append(list(selection.rollout_ids))
     # A call outside any agent is nobody's, whose name is empty: then nothing can be left unread.
-    if wanted.agents and not wanted.wants_agent(""):
+    if selection.agents and not selection.wants_agent(""):
         names = con.execute("SELECT DISTINCT agent FROM spans WHERE agent IS NOT NULL").fetchall()
         chosen = f"SELECT {ROLLOUT} FROM spans WHERE agent IN (SELECT unnest(?::VARCHAR[]))"
         where.append(f"{rollout} IN ({chosen})")
-        values.append([name for (name,) in names if wanted.wants_agent(name)])
-    for sign, time_ns in ((">=", wanted.since_ns), ("<", wanted.until_ns)):
+        values.append([name for (name,) in names if selection.wants_agent(name)])
+    for sign, time_ns in ((">=", selection.since_ns), ("<", selection.until_ns)):
         if time_ns is not None:
             having.append(f"min(start_ns) {sign} ?")
             values.append(time_ns)

@@ -111,7 +111,7 @@ def _command(facts: Facts) -> str:
             words.append(f"--{flag}" if value else f"--no-{flag}")
         elif value is not None:
             values = value if isinstance(value, list | tuple) else [value]
-            words += [word for each in values for word in (f"--{flag}", str(each))]
+            words += [word for item in values for word in (f"--{flag}", str(item))]
     return _plain(shlex.join(words))
 
 

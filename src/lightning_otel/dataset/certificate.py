@@ -266,12 +266,12 @@ def _compare_store(
     if not law["has_span_ids"]:
         yield Verdict("spans", True, "rows of this format name none; the law is one of counts")
         return
-    named: list[str] = []
+    names: list[str] = []
     for row in (row for path in files for row in _read_rows(path)):
         with suppress(ValueError, TypeError, LookupError, AttributeError):  # no row any more
             span_ids = format_.steps_of(orjson.loads(row))
-            named += span_ids if isinstance(span_ids, list) else ()
-    absent = list(store.sql(_ABSENT, [named]).dicts())
-    is_right = not absent and sum(map(mark_step, named)) + out == came
-    text = f"{len(named)} steps in rows, {len(absent)} not in the store"
+            names += span_ids if isinstance(span_ids, list) else ()
+    absent = list(store.sql(_ABSENT, [names]).dicts())
+    is_right = not absent and sum(map(mark_step, names)) + out == came
+    text = f"{len(names)} steps in rows, {len(absent)} not in the store"
     yield Verdict("spans", is_right, text)

@@ -151,8 +151,8 @@ def kind_of(path: str | os.PathLike[str], kind: FileKind | None = None) -> FileK
         return "jsonl"
     if name.endswith(os.sep) or Path(name).is_dir() or not suffix:
         return "folder"
-    if found := _KINDS.get(suffix):
-        return found
+    if file_kind := _KINDS.get(suffix):
+        return file_kind
     raise ConfigError(f"unknown output format: {name}; end it in .jsonl or .parquet")
 
 
@@ -181,8 +181,8 @@ def save_rows(
                 more = "" if side == TRAIN else f".{side}"
                 name = f"{path.name.removesuffix(path.suffix)}{more}{path.suffix}"
             final = folder / name
-            made = final if _is_stream(final) else stack.enter_context(private_file(final))
-            parts.append(Part(side, name, made, _write_rows(rows, made, kind, columns)))
+            target = final if _is_stream(final) else stack.enter_context(private_file(final))
+            parts.append(Part(side, name, target, _write_rows(rows, target, kind, columns)))
         for name, text in describe(parts).items():
             stack.enter_context(private_file(folder / name)).write_bytes(text)
     return sum(part.rows for part in parts)
@@ -228,25 +228,25 @@ def _new_folder(path: Path) -> Iterator[Path]:
     import shutil
 
     final = Path(os.path.realpath(path))
-    made = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
+    folder = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
     try:
-        (made / _TABLE).parent.mkdir(mode=0o700)
-        yield made
-        made.replace(final)
+        (folder / _TABLE).parent.mkdir(mode=0o700)
+        yield folder
+        folder.replace(final)
     except OSError as exc:
         exc.filename = exc.filename or str(path)  # a write that fails does not say of what
         raise
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_parquet(rows: Iterable[Row], made: Path, columns: Mapping[str, str]) -> None:
+def _write_parquet(rows: Iterable[Row], path: Path, columns: Mapping[str, str]) -> None:
     # Of a file that is deleted when closed, a full disk leaves an error for the end of the program.
     with (
-        tempfile.TemporaryDirectory(dir=made.parent) as folder,
+        tempfile.TemporaryDirectory(dir=path.parent) as folder,
         Path(folder, "rows.ndjson").open("w+b") as file,
     ):
         query = Query(new_connection(), f"FROM {write_rows(rows, columns, file)}")
         if not columns and not query.count():
             raise ConfigError("no rows, and the format names no columns; write JSON lines")
-        query.to_parquet(made)
+        query.to_parquet(path)

@@ -158,41 +158,41 @@ def _count_wanted(con: Reader, where: str, values: list[Any]) -> Report:
     )
 
 
-def _choose_rollouts(con: Reader, wanted: Selection) -> tuple[str, list[Any]]:
+def _choose_rollouts(con: Reader, selection: Selection) -> tuple[str, list[Any]]:
     """Return a condition on ``rollout_id``, and its values."""
-    where, having, values = make_clauses(con, wanted, "rollout_id")
+    where, having, values = make_clauses(con, selection, "rollout_id")
     if not values:
         return "true", []
     chosen = f"SELECT rollout_id FROM ({_BEGUN}) WHERE {where} GROUP BY 1 HAVING {having}"
     return f"rollout_id IN ({chosen})", values
 
 
-def _choose_steps(con: Reader, wanted: Selection) -> Mapping[str, list[Any]]:
+def _choose_steps(con: Reader, selection: Selection) -> Mapping[str, list[Any]]:
     """Return conditions on steps, each with its values."""
     terms: dict[str, list[Any]] = {}
-    if wanted.agents:
+    if selection.agents:
         names = con.execute("SELECT DISTINCT agent FROM steps").fetchall()
-        chosen = [name for (name,) in names if wanted.wants_agent(name)]
+        chosen = [name for (name,) in names if selection.wants_agent(name)]
         terms["agent IN (SELECT unnest(?::VARCHAR[]))"] = [chosen]
-    if wanted.resource_version is not None:
+    if selection.resource_version is not None:
         stamp = "coalesce(resource_version, ''), resources::VARCHAR"
         stamps = con.execute(f"SELECT DISTINCT {stamp} FROM steps").fetchall()
         versions = [
             (version, text)
             for version, text in stamps
-            if wanted.wants_version(version, orjson.loads(text or "{}"))
+            if selection.wants_version(version, orjson.loads(text or "{}"))
         ]
         columns = [[row[place] for row in versions] for place in (0, 1)]
         terms[f"({stamp}) IN (SELECT unnest(?::VARCHAR[]), unnest(?::VARCHAR[]))"] = columns
     for term, value in {
-        "mode = ?": wanted.mode,
-        "(reward IS NOT NULL) = ?": wanted.rewarded,
-        "reward >= ?": wanted.min_reward,
-        "reward <= ?": wanted.max_reward,
-        "capture = ?": wanted.capture,
+        "mode = ?": selection.mode,
+        "(reward IS NOT NULL) = ?": selection.rewarded,
+        "reward >= ?": selection.min_reward,
+        "reward <= ?": selection.max_reward,
+        "capture = ?": selection.capture,
     }.items():
         if value is not None:
             terms[term] = [value]
-    if not wanted.truncated:
+    if not selection.truncated:
         terms["coalesce(finish_reason, '') NOT IN (SELECT unnest(?::VARCHAR[]))"] = [[*CUTS]]
     return terms

@@ -60,37 +60,37 @@ Adapter: TypeAlias = (
 """What turns the spans of whole rollouts into trajectories."""
 
 
-def resolve_adapter(given: Adapter | str | None, ours: TripletAdapter) -> ReportingAdapter:
+def resolve_adapter(choice: Adapter | str | None, ours: TripletAdapter) -> ReportingAdapter:
     """Return the adapter that an object, a function or a registered name stands for, else ours."""
-    if given is None:
+    if choice is None:
         return ours
-    found: Any = _REGISTRY.load(given) if isinstance(given, str) else given
-    name = given if isinstance(given, str) else _name_of(given)
-    if found is TripletAdapter:
+    adapter: Any = _REGISTRY.load(choice) if isinstance(choice, str) else choice
+    name = choice if isinstance(choice, str) else _name_of(choice)
+    if adapter is TripletAdapter:
         return ours
     if ours != TripletAdapter():
         raise ConfigError(
             f"credit and the like mean nothing to the adapter {name}; "
             "make it with options of its own"
         )
-    if isinstance(found, type):
+    if isinstance(adapter, type):
         with _naming_errors(name, "cannot be made"):
-            found = found()
-    if isinstance(found, TripletAdapter) and type(found).explain is TripletAdapter.explain:
-        if type(found).adapt is TripletAdapter.adapt:
-            return found
-        found = found.adapt  # the inherited ``explain`` does not know of it
-    if not isinstance(found, (ReportingAdapter, PlainAdapter)) and not callable(found):
+            adapter = adapter()
+    if isinstance(adapter, TripletAdapter) and type(adapter).explain is TripletAdapter.explain:
+        if type(adapter).adapt is TripletAdapter.adapt:
+            return adapter
+        adapter = adapter.adapt  # the inherited ``explain`` does not know of it
+    if not isinstance(adapter, (ReportingAdapter, PlainAdapter)) and not callable(adapter):
         raise AdapterError(
-            f"the adapter {name} is a {type(found).__name__}; it needs a method "
+            f"the adapter {name} is a {type(adapter).__name__}; it needs a method "
             "adapt(spans) -> trajectories, or to be a function that does that"
         )
-    return _ForeignAdapter(name, found)
+    return _ForeignAdapter(name, adapter)
 
 
-def _name_of(given: object) -> str:
-    kind = given if isinstance(given, type) or callable(given) else type(given)
-    return str(getattr(kind, "__qualname__", None) or type(given).__qualname__)
+def _name_of(choice: object) -> str:
+    kind = choice if isinstance(choice, type) or callable(choice) else type(choice)
+    return str(getattr(kind, "__qualname__", None) or type(choice).__qualname__)
 
 
 @contextmanager
@@ -112,37 +112,37 @@ class _ForeignAdapter:
         """Adapt the spans, with a report: the adapter's own, or what can be counted of the rest."""
         if isinstance(self._adapter, ReportingAdapter):
             with _naming_errors(self._name, "failed"):
-                found: Any = self._adapter.explain(spans, incomplete=incomplete)
-            if not (isinstance(found, tuple) and isinstance((*found, 0, 0)[1], Report)):
+                answer: Any = self._adapter.explain(spans, incomplete=incomplete)
+            if not (isinstance(answer, tuple) and isinstance((*answer, 0, 0)[1], Report)):
                 raise AdapterError(
-                    f"the adapter {self._name} gave {type(found).__name__} from explain(); "
+                    f"the adapter {self._name} gave {type(answer).__name__} from explain(); "
                     "it must give an Adaptation: trajectories and a report"
                 )
-            return _sum_rewards(self._check_trajectories(found[0]), found[1])
-        every = list(spans)
-        kept = [span for span in every if (span.rollout_id, span.attempt_id) not in incomplete]
+            return _sum_rewards(self._check_trajectories(answer[0]), answer[1])
+        all_spans = list(spans)
+        whole = [span for span in all_spans if (span.rollout_id, span.attempt_id) not in incomplete]
         adapt = self._adapter.adapt if isinstance(self._adapter, PlainAdapter) else self._adapter
         with _naming_errors(self._name, "failed"):
-            given = adapt(kept)
-        paths = self._check_trajectories(given)
+            result = adapt(whole)
+        paths = self._check_trajectories(result)
         steps = distinct_steps(paths)
         report = count_steps(
             steps,
-            spans=len(every),
-            rollouts=len({span.rollout_id for span in every}),
+            spans=len(all_spans),
+            rollouts=len({span.rollout_id for span in all_spans}),
             calls=len(steps),
         )
         return _sum_rewards(paths, report)
 
-    def _check_trajectories(self, given: Iterable[Any]) -> list[Trajectory]:
+    def _check_trajectories(self, result: Iterable[Any]) -> list[Trajectory]:
         with _naming_errors(self._name, "failed"):
-            found = list(given)
-        for each in found:
-            if not isinstance(each, Trajectory):
+            paths = list(result)
+        for path in paths:
+            if not isinstance(path, Trajectory):
                 raise AdapterError(
-                    f"the adapter {self._name} gave a {type(each).__name__} among its trajectories"
+                    f"the adapter {self._name} gave a {type(path).__name__} among its trajectories"
                 )
-        return found
+        return paths
 
 
 def _sum_rewards(paths: Sequence[Trajectory], report: Report) -> Adaptation:
@@ -151,8 +151,8 @@ def _sum_rewards(paths: Sequence[Trajectory], report: Report) -> Adaptation:
     for path in paths:
         attempts.setdefault((path.rollout_id, path.attempt_id), []).append(path)
     outcomes = {
-        key: Outcome(AttemptKey(*key), "", 0, {}, _sum_attempt(own))
-        for key, own in attempts.items()
+        key: Outcome(AttemptKey(*key), "", 0, {}, _sum_attempt(group))
+        for key, group in attempts.items()
     }
     whole = [
         _state_reward(path, outcomes[key].value, _list_rewards(attempts[key]))
@@ -165,8 +165,8 @@ def _sum_rewards(paths: Sequence[Trajectory], report: Report) -> Adaptation:
 def _state_reward(path: Trajectory, reward: float | None, steps: Sequence[float]) -> Trajectory:
     """Return a trajectory with what its attempt earned; whether that was judged as a whole."""
     is_judged = reward is not None and not math.isclose(reward, math.fsum(steps))
-    known = {field.name: getattr(path, field.name) for field in fields(path)}
-    return (JudgedTrajectory if is_judged else Trajectory)(**{**known, "reward": reward})
+    values = {field.name: getattr(path, field.name) for field in fields(path)}
+    return (JudgedTrajectory if is_judged else Trajectory)(**{**values, "reward": reward})
 
 
 def _list_rewards(paths: Iterable[Trajectory]) -> list[float]:
@@ -212,7 +212,7 @@ class QueryKeywords(SelectionKeywords, total=False):
     include_incomplete: Annotated[bool, "Include rollouts whose process died.", "left out"]
 
 
-_OURS: Final = tuple(each.name for each in fields(TripletAdapter))
+_OURS: Final = tuple(field.name for field in fields(TripletAdapter))
 
 
 class TransitionQuery(NamedTuple):
@@ -231,15 +231,15 @@ class TransitionQuery(NamedTuple):
     @classmethod
     def of(cls, keywords: QueryKeywords) -> "TransitionQuery":
         """Parse the keywords."""
-        known = QueryKeywords.__annotations__
-        check_names("a query of transitions", keywords, known)
-        given: dict[str, Any] = dict(keywords)
-        include_incomplete = given.pop("include_incomplete", False)
-        check_types({"include_incomplete": include_incomplete}, known)
-        other = given.pop("adapter", None)
-        ours = TripletAdapter(**{name: given.pop(name) for name in _OURS if name in given})
-        wanted = Selection.of(cast(SelectionKeywords, given))
-        return cls(resolve_adapter(other, ours), wanted, include_incomplete)
+        types = QueryKeywords.__annotations__
+        check_names("a query of transitions", keywords, types)
+        options: dict[str, Any] = dict(keywords)
+        include_incomplete = options.pop("include_incomplete", False)
+        check_types({"include_incomplete": include_incomplete}, types)
+        other = options.pop("adapter", None)
+        ours = TripletAdapter(**{name: options.pop(name) for name in _OURS if name in options})
+        selection = Selection.of(cast(SelectionKeywords, options))
+        return cls(resolve_adapter(other, ours), selection, include_incomplete)
 
 
 def judges_otherwise(adapter: object) -> bool:
@@ -253,12 +253,12 @@ def strip_bodies(step: Transition) -> Transition:
     return replace(step, **bodies)
 
 
-def strip_adaptation(found: Adaptation) -> Adaptation:
+def strip_adaptation(adaptation: Adaptation) -> Adaptation:
     """Return the adaptation with steps without bodies, a shared one still one object."""
-    every = {id(step): step for path in found.trajectories for step in path.transitions}
-    steps = {key: strip_bodies(step) for key, step in every.items()}
+    steps_by_id = {id(step): step for path in adaptation.trajectories for step in path.transitions}
+    steps = {key: strip_bodies(step) for key, step in steps_by_id.items()}
     paths = [
         replace(path, transitions=tuple(steps[id(step)] for step in path.transitions))
-        for path in found.trajectories
+        for path in adaptation.trajectories
     ]
-    return found._replace(trajectories=paths)
+    return adaptation._replace(trajectories=paths)

@@ -24,9 +24,9 @@ def query_rows(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) ->
     con = new_connection()
     con.execute("SET threads = 1")  # each holds a piece of the lines
     con.execute(f"SET temp_directory = {quote_text(f'{file.name}.spilled')}")
-    found = Query(con, text)
-    weakref.finalize(found, file.close)
-    return found
+    query = Query(con, text)
+    weakref.finalize(query, file.close)
+    return query
 
 
 def write_rows(
@@ -64,8 +64,8 @@ def read_parquet(path: Path, *, is_limited: bool = True) -> Iterator[str]:
             if is_limited:
                 con.execute(f"SET memory_limit = '{_PARQUET_MEMORY}'; SET temp_directory = ''")
             query = f"SELECT to_json(t)::VARCHAR FROM read_parquet({quote_text(str(path))}) t"
-            found = con.execute(query)
-            while row := found.fetchone():
+            result = con.execute(query)
+            while row := result.fetchone():
                 yield row[0]
     except duckdb.OutOfMemoryException as exc:
         raise TooLargeError(
@@ -132,8 +132,8 @@ def read_zstd(path: Path, longest: int) -> Iterator[bytes]:
     try:
         with new_connection() as con:
             con.execute("SET threads = 1")
-            found = con.execute(f"SELECT line FROM read_csv({quote_text(str(path))}, {options})")
-            while row := found.fetchone():
+            result = con.execute(f"SELECT line FROM read_csv({quote_text(str(path))}, {options})")
+            while row := result.fetchone():
                 yield row[0].encode() + b"\n"
     except duckdb.Error as exc:
         what = str(exc).partition("\n")[0]
@@ -164,6 +164,6 @@ def message_row(conversation: Conversation) -> dict[str, Any]:
     """A conversation as a flat row of JSON values, in the order of ``MESSAGE_COLUMNS``."""
     row = {name: getattr(conversation, name) for name in MESSAGE_COLUMNS}
     row["alternatives"] = [
-        {"answer": position, "message": said} for position, said in conversation.alternatives
+        {"answer": position, "message": message} for position, message in conversation.alternatives
     ]
     return row

@@ -46,8 +46,8 @@ class TransformersTokenizer:
 
     def encode(self, text: str, /) -> Sequence[int]:
         """The ids of a text, special tokens in it read as such, none added around it."""
-        found: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return found
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
 
     def decode(self, token_ids: Sequence[int], /) -> str:
         """The text of ids, special tokens written out.
@@ -71,13 +71,13 @@ class TransformersTokenizer:
             ValueError: The template refuses them.
         """
         refused = importlib.import_module("jinja2").TemplateError
-        given = messages_of(messages)
+        conversation = messages_of(messages)
         # As engines hand them to templates. Source: vLLM's ``_postprocess_messages``.
-        for call in (each for item in given for each in item.get("tool_calls", ())):
+        for call in (call for item in conversation for call in item.get("tool_calls", ())):
             call["function"]["arguments"] = parse_json(call["function"]["arguments"])
         try:
             text = self._tokenizer.apply_chat_template(
-                given,
+                conversation,
                 tools=tools_of(tools) or None,
                 add_generation_prompt=True,
                 tokenize=False,
@@ -155,15 +155,15 @@ def load_tokenizer(source: str) -> TransformersTokenizer:
     except ImportError as exc:
         raise NotInstalledError(f"no tokenizer can be loaded: {exc}; {_EXTRA}") from exc
     try:
-        found = tokenizers.from_pretrained(source)
+        tokenizer = tokenizers.from_pretrained(source)
     except (OSError, ValueError, KeyError, TypeError) as exc:
         why = " ".join(str(exc).split())[:200].replace(";", ",")
         raise ConfigError(
             f"no tokenizer at {source!r}: {why}; name a folder with a tokenizer.json, or a model"
         ) from exc
-    if not found.chat_template:
+    if not tokenizer.chat_template:
         raise ConfigError(
             f"the tokenizer at {source!r} has no chat template; put the engine's into its folder "
             "as chat_template.jinja"
         )
-    return TransformersTokenizer(found)
+    return TransformersTokenizer(tokenizer)

@@ -42,10 +42,10 @@ class Anthropic(Dialect):
         """Sampling parameters, effort and the format of the answer."""
         config = object_of(body.get("output_config"))
         settings = {**body, "stop": body.get("stop_sequences")}
-        found = read_settings({**settings, "reasoning_effort": config.get("effort")})
+        attributes = read_settings({**settings, "reasoning_effort": config.get("effort")})
         if object_of(config.get("format") or body.get("output_format")).get("type"):
-            found[c.OUTPUT_TYPE] = "json"
-        return found
+            attributes[c.OUTPUT_TYPE] = "json"
+        return attributes
 
     def request_content(self, body: Json) -> dict[str, str]:
         """Instructions, messages and tools of a request."""
@@ -56,9 +56,9 @@ class Anthropic(Dialect):
 
     def instruct(self, body: Json, prompt: Prompt, task: object) -> dict[str, Any]:
         """Return the system prompt, which stays as far cached as the agent's, and the examples."""
-        own = body.get("system")
-        text = prompt_text(prompt, own, task)
-        marks = [block["cache_control"] for block in objects(own) if block.get("cache_control")]
+        system = body.get("system")
+        text = prompt_text(prompt, system, task)
+        marks = [block["cache_control"] for block in objects(system) if block.get("cache_control")]
         block = {"type": "text", "text": text}
         changes: dict[str, Any] = {"system": text}
         if marks:
@@ -77,8 +77,8 @@ class Anthropic(Dialect):
             elif name == "stop":
                 changes["stop_sequences"] = [value] if isinstance(value, str) else value
             elif name == "reasoning_effort":
-                own = object_of(body.get("output_config"))
-                changes["output_config"] = {**own, "effort": value}
+                config = object_of(body.get("output_config"))
+                changes["output_config"] = {**config, "effort": value}
         return changes | ({"model": endpoint["model"]} if endpoint.get("model") else {})
 
     def read_message(self, item: Any) -> Mapping[str, Any]:
@@ -89,22 +89,22 @@ class Anthropic(Dialect):
         """Id, model, counts and finish reason; the cache's tokens count as input."""
         usage = object_of(body.get("usage"))
         names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-        given = [usage[name] for name in names if type(usage.get(name)) is int]
+        numbers = [usage[name] for name in names if type(usage.get(name)) is int]
         thinking = object_of(usage.get("output_tokens_details")).get("thinking_tokens")
         counts = {
-            c.INPUT_TOKENS: sum(given) if given else None,
+            c.INPUT_TOKENS: sum(numbers) if numbers else None,
             c.OUTPUT_TOKENS: usage.get("output_tokens"),
             c.CACHED_TOKENS: usage.get("cache_read_input_tokens"),
             c.CACHE_CREATION_TOKENS: usage.get("cache_creation_input_tokens"),
             c.REASONING_TOKENS: thinking,
         }
-        found: Attributes = {key: value for key, value in counts.items() if type(value) is int}
+        attributes: Attributes = {key: value for key, value in counts.items() if type(value) is int}
         for name, key in (("id", c.RESPONSE_ID), ("model", c.RESPONSE_MODEL)):
             if isinstance(body.get(name), str):
-                found[key] = body[name]
+                attributes[key] = body[name]
         if (reason := _finish_reason(body)) is not None:
-            found[c.FINISH_REASONS] = [reason]
-        return found
+            attributes[c.FINISH_REASONS] = [reason]
+        return attributes
 
     def response_content(self, body: Json) -> dict[str, str]:
         """The answer as one message; none where the body holds an error alone."""
@@ -139,8 +139,8 @@ class Anthropic(Dialect):
             elif kind == "message_delta":
                 whole.update(delta)
                 counts = object_of(event.get("usage"))
-                known = {name: count for name, count in counts.items() if count is not None}
-                whole["usage"] = {**object_of(whole.get("usage")), **known}
+                usage = {name: count for name, count in counts.items() if count is not None}
+                whole["usage"] = {**object_of(whole.get("usage")), **usage}
             elif kind == "error":
                 whole["error"] = event.get("error")
         if whole.keys() - {"error"} or blocks:
@@ -179,13 +179,13 @@ def _read_block(block: Any) -> dict[str, Any]:
     block = _without_cache(block)
     kind = str(block.get("type"))
     if isinstance(block.get("content"), list):
-        content = [_without_cache(each) for each in block["content"]]
+        content = [_without_cache(inner) for inner in block["content"]]
         block = {**block, "content": content}
     part = part_of(block) if kind in _FIELDS else {}
     if part.get("type") in (None, "image", "document", "tool_use", "tool_result"):
         return {**block, "type": f"anthropic.{kind}"}
-    rest = block.keys() - _FIELDS.get(kind, frozenset()) - {"type"}
-    return {**part, **{name: block[name] for name in block if name in rest and block[name]}}
+    extra = block.keys() - _FIELDS.get(kind, frozenset()) - {"type"}
+    return {**part, **{name: block[name] for name in block if name in extra and block[name]}}
 
 
 def _without_cache(value: Any) -> Any:

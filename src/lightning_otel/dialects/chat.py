@@ -60,25 +60,25 @@ class Chat(Dialect):
     def model_of(self, body: Json, path: str) -> str | None:
         """Return the model that a request names, in its body or as Azure's deployment."""
         deployment = _DEPLOYMENT.search(path)
-        named = super().model_of(body, path)
-        return unquote(deployment[1]) if named is None and deployment else named
+        model = super().model_of(body, path)
+        return unquote(deployment[1]) if model is None and deployment else model
 
     def request_attributes(self, body: Json) -> Attributes:
         """Sampling parameters and the like, where they have the type the conventions name."""
-        found: Attributes = {c.OPENAI_API: self.api} if self.api else {}
-        found.update(read_settings(body))
+        attributes: Attributes = {c.OPENAI_API: self.api} if self.api else {}
+        attributes.update(read_settings(body))
         choices = body.get("n")
         if isinstance(choices, int) and choices != 1:
-            found[c.REQUEST_CHOICES] = choices
+            attributes[c.REQUEST_CHOICES] = choices
         tier = body.get("service_tier")
         if isinstance(tier, str) and tier != "auto":
-            found[c.OPENAI_REQUEST_TIER] = tier
-        wanted = self.output_format(body).get("type")
-        if wanted in ("json_object", "json_schema"):
-            found[c.OUTPUT_TYPE] = "json"
-        elif wanted == "text":
-            found[c.OUTPUT_TYPE] = "text"
-        return found
+            attributes[c.OPENAI_REQUEST_TIER] = tier
+        kind = self.output_format(body).get("type")
+        if kind in ("json_object", "json_schema"):
+            attributes[c.OUTPUT_TYPE] = "json"
+        elif kind == "text":
+            attributes[c.OUTPUT_TYPE] = "text"
+        return attributes
 
     def output_format(self, body: Json) -> Json:
         """Return the response format that a request wants."""
@@ -95,11 +95,11 @@ class Chat(Dialect):
 
     def instruct(self, body: Json, prompt: Prompt, task: object) -> dict[str, Any]:
         """Return the messages with this system prompt, then its examples."""
-        given = body.get("messages")
-        if not isinstance(given, Sequence) or isinstance(given, str):
-            raise ConfigError(f"its messages are {type(given).__name__}; substitution wants a list")
+        items = body.get("messages")
+        if not isinstance(items, Sequence) or isinstance(items, str):
+            raise ConfigError(f"its messages are {type(items).__name__}; substitution wants a list")
         examples = list(prompt.examples)
-        return {"messages": replace_prompt(prompt, given, task, examples, is_needed=True)}
+        return {"messages": replace_prompt(prompt, items, task, examples, is_needed=True)}
 
     def sample(self, body: Json, endpoint: Json) -> dict[str, Any]:
         """Return model and sampling of an endpoint, by the names that this API has for them."""
@@ -111,8 +111,8 @@ class Chat(Dialect):
 
     def limit_name(self, name: str, body: Json) -> str:
         """Return the agent's own name for the token limit, since two are refused."""
-        known = next((known for known in LIMITS[:2] if known in body), None)
-        return known or (name if name in LIMITS[:2] else LIMITS[0])
+        limit = next((limit for limit in LIMITS[:2] if limit in body), None)
+        return limit or (name if name in LIMITS[:2] else LIMITS[0])
 
     def spell_setting(self, name: str, value: Any, body: Json) -> dict[str, Any]:
         """Return a setting as this API takes it; nothing where it does not."""
@@ -127,16 +127,16 @@ class Chat(Dialect):
 
     def response_attributes(self, body: Json) -> Attributes:
         """Id, model, counts and finish reasons of an answer."""
-        found: Attributes = {
+        attributes: Attributes = {
             key: value
             for name, key in _RESPONSE.items()
             if isinstance(value := body.get(name), str)
         }
-        found.update(token_counts(body.get("usage")))
+        attributes.update(token_counts(body.get("usage")))
         reasons = [reason for reason in self.finish_reasons(body) if isinstance(reason, str)]
         if reasons:
-            found[c.FINISH_REASONS] = reasons
-        return found
+            attributes[c.FINISH_REASONS] = reasons
+        return attributes
 
     def finish_reasons(self, body: Json) -> list[object]:
         """Return the finish reason of each choice."""
@@ -150,30 +150,30 @@ class Chat(Dialect):
             return content  # as of most calls
         sampled = [self.read_sampled(choice) for choice in choices]
         prompt_ids = body.get("prompt_token_ids") or next(
-            (held for choice in choices if (held := choice.get("prompt_token_ids"))), None
+            (ids for choice in choices if (ids := choice.get("prompt_token_ids"))), None
         )
         content |= token_content(
             prompt_ids,
             sampled_ids(body, [choice.get("token_ids") for choice in choices]),
             [logprobs for _, logprobs in sampled],
         )
-        named = [_named_ids(tokens) for tokens, _ in sampled]
-        if any(named):
-            add_encoded(content, c.LOGPROB_TOKEN_IDS, encode_ids, named)
+        token_ids = [_named_ids(tokens) for tokens, _ in sampled]
+        if any(token_ids):
+            add_encoded(content, c.LOGPROB_TOKEN_IDS, encode_ids, token_ids)
         return content
 
     def read_answer(self, choice: Json) -> dict[str, Any]:
         """Return the message of a choice."""
-        reason, said = choice.get("finish_reason"), object_of(choice.get("message"))
-        return messages.read_message(said, "assistant", raw_call_part, finish_reason=reason)
+        reason, answer = choice.get("finish_reason"), object_of(choice.get("message"))
+        return messages.read_message(answer, "assistant", raw_call_part, finish_reason=reason)
 
     def read_sampled(self, choice: Json) -> tuple[list[Any], list[Any]]:
         """Return the sampled tokens of a choice and their logprobs."""
-        held = choice.get("logprobs")
-        if not isinstance(held, dict):
+        logprobs = choice.get("logprobs")
+        if not isinstance(logprobs, dict):
             return [], []
-        tokens = objects(held.get("content")) + objects(held.get("refusal"))
-        return [each.get("token") for each in tokens], [each.get("logprob") for each in tokens]
+        tokens = objects(logprobs.get("content")) + objects(logprobs.get("refusal"))
+        return [token.get("token") for token in tokens], [token.get("logprob") for token in tokens]
 
     def is_complete(self, events: Sequence[Json]) -> bool:
         """Return whether a stream ended, or every choice has its finish reason."""
@@ -191,10 +191,10 @@ class Chat(Dialect):
         whole: dict[str, Any] = {}
         present = frozenset(itertools.chain.from_iterable(events))
         for name in _FIRST & present:
-            whole[name] = next((held for event in events if (held := event.get(name))), None)
+            whole[name] = next((value for event in events if (value := event.get(name))), None)
         for name in _LAST & present:
-            later = reversed(events)
-            whole[name] = next((held for event in later if (held := event.get(name))), None)
+            latest = reversed(events)
+            whole[name] = next((value for event in latest if (value := event.get(name))), None)
         chunks: dict[int, list[dict[str, Any]]] = {}
         for event in events:
             for chunk in objects(event.get("choices")):
@@ -205,18 +205,18 @@ class Chat(Dialect):
     def join_choice(self, chunks: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the choice that its chunks add up to."""
         deltas = [object_of(chunk.get("delta")) for chunk in chunks]
-        said = frozenset(itertools.chain.from_iterable(deltas))
-        spoken = join_pieces(deltas, said - {"role", "tool_calls"})
+        names = frozenset(itertools.chain.from_iterable(deltas))
+        spoken = join_pieces(deltas, names - {"role", "tool_calls"})
         calls: list[Any] = []
-        if "tool_calls" in said:
+        if "tool_calls" in names:
             calls = [call for delta in deltas for call in objects(delta.get("tool_calls"))]
         whole = join_pieces(chunks, _GROWING)
         return {**whole, "message": {**spoken, "tool_calls": join_calls(calls)}}
 
 
-def _has_tokens(held: Json) -> bool:
+def _has_tokens(holder: Json) -> bool:
     """Return whether an answer or a choice says something of tokens."""
-    get = held.get
+    get = holder.get
     return bool(get("logprobs") or get("token_ids") or get("prompt_token_ids")) or bool(
         get("response_token_ids")
     )

@@ -49,13 +49,13 @@ class Completions(Chat):
 
     def read_answer(self, choice: Json) -> dict[str, Any]:
         """Return the text of a choice as a message."""
-        said = [text_part(str(choice.get("text") or ""))]
-        return message("assistant", said, finish_reason=choice.get("finish_reason"))
+        parts = [text_part(str(choice.get("text") or ""))]
+        return message("assistant", parts, finish_reason=choice.get("finish_reason"))
 
     def read_sampled(self, choice: Json) -> tuple[list[Any], list[Any]]:
         """Return the sampled tokens of a choice and their logprobs."""
-        held = object_of(choice.get("logprobs"))
-        tokens, logprobs = held.get("tokens"), held.get("token_logprobs")
+        sample = object_of(choice.get("logprobs"))
+        tokens, logprobs = sample.get("tokens"), sample.get("token_logprobs")
         return (
             tokens if isinstance(tokens, list) else [],
             logprobs if isinstance(logprobs, list) else [],
@@ -72,40 +72,40 @@ class Embeddings(Chat):
 
     def request_attributes(self, body: Json) -> Attributes:
         """Attributes of a request, with its encoding."""
-        found, encoding = super().request_attributes(body), body.get("encoding_format")
+        attributes, encoding = super().request_attributes(body), body.get("encoding_format")
         if isinstance(encoding, str):
-            found[c.REQUEST_ENCODING_FORMATS] = [encoding]
-        return found
+            attributes[c.REQUEST_ENCODING_FORMATS] = [encoding]
+        return attributes
 
     def request_content(self, body: Json) -> dict[str, str]:
         """The texts, one user message each; nothing where some are token ids."""
-        given = body.get("input")
-        texts = _asked_texts(given)
-        is_whole = len(texts) == (len(given) if isinstance(given, list) else 1)
+        value = body.get("input")
+        texts = _asked_texts(value)
+        is_whole = len(texts) == (len(value) if isinstance(value, list) else 1)
         return _dump_texts(texts) if is_whole else {}
 
     def response_attributes(self, body: Json) -> Attributes:
         """Attributes of an answer, with the length of its vectors."""
-        found = super().response_attributes(body)
+        attributes = super().response_attributes(body)
         for item in objects(body.get("data"))[:1]:
             vector = item.get("embedding")
             if isinstance(vector, str):  # base64 of float32, which the client asks for by itself
-                found[c.EMBEDDING_DIMENSIONS] = (len(vector) * 3 // 4 - vector.count("=")) // 4
+                attributes[c.EMBEDDING_DIMENSIONS] = (len(vector) * 3 // 4 - vector.count("=")) // 4
             elif isinstance(vector, list):
-                found[c.EMBEDDING_DIMENSIONS] = len(vector)
-        return found
+                attributes[c.EMBEDDING_DIMENSIONS] = len(vector)
+        return attributes
 
     def response_content(self, body: Json) -> dict[str, str]:
         """Return nothing: vectors are no message."""
         return {}
 
 
-def _asked_texts(given: object) -> list[str]:
+def _asked_texts(value: object) -> list[str]:
     """Return the texts that were asked, as JSON of one user message each; none of token ids."""
-    texts = given if isinstance(given, list) else [given]
+    texts = value if isinstance(value, list) else [value]
     return [text for text in texts if isinstance(text, str)]
 
 
 def _dump_texts(texts: Sequence[str]) -> dict[str, str]:
-    found = [message("user", [text_part(text)]) for text in texts]
-    return {c.INPUT_MESSAGES: dump(found)} if found else {}
+    items = [message("user", [text_part(text)]) for text in texts]
+    return {c.INPUT_MESSAGES: dump(items)} if items else {}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import orjson
 
-from lightning_otel.dialects.events import parse_value, read_events
+from lightning_otel.dialects.events import is_ended, parse_value, read_events
 from lightning_otel.messages import flatten_tools
 from lightning_otel.redact import Scrubbed, scrub
 from lightning_otel.types import Prompt, values
@@ -80,6 +80,10 @@ class Dialect:
         """Return whether an event that ends a stream came."""
         has_mark = bool(events) and "[DONE]" in self.end_marks and bool(events[-1].get("done"))
         return has_mark or any(event.get("type") in self.end_marks for event in reversed(events))
+
+    def is_ended(self, body: bytes) -> bool:
+        """Return whether the last event of a body came whole, and ends the stream."""
+        return is_ended(body, self.end_marks)
 
     def assemble(self, events: Sequence[Json]) -> Json:
         """Return the whole answer that a stream's events add up to."""

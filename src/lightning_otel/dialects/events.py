@@ -30,10 +30,10 @@ def read_events(body: bytes) -> list[Json]:
                 texts.append(text)
     try:
         # One call for all: a call for each costs half as much again.
-        found: list[Any] = orjson.loads(b"[%s]" % b",".join(texts))
+        values: list[Any] = orjson.loads(b"[%s]" % b",".join(texts))
     except ValueError:
-        found = [parse_object(text) for text in texts]
-    events: list[Json] = [event for event in found if isinstance(event, dict)]
+        values = [parse_object(text) for text in texts]
+    events: list[Json] = [event for event in values if isinstance(event, dict)]
     return [*events, {"done": True}] if is_done else events
 
 
@@ -46,8 +46,8 @@ def is_ended(body: bytes, end_marks: Collection[str]) -> bool:
         return "[DONE]" in end_marks
     if not text.endswith(b"\n\n"):
         return False
-    named = [line[6:].strip().decode() for line in lines if line.startswith(b"event:")]
-    return any(mark in named or _says_type(lines[-1], mark) for mark in end_marks)
+    types = [line[6:].strip().decode() for line in lines if line.startswith(b"event:")]
+    return any(mark in types or _says_type(lines[-1], mark) for mark in end_marks)
 
 
 def _says_type(line: bytes, mark: str) -> bool:

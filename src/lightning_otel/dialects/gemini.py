@@ -62,13 +62,13 @@ class Gemini(Dialect):
         config = _spell_names(_spell_names(body).get("generation_config"))
         thinking = _spell_names(config.get("thinking_config"))
         settings = {**config, "stop": config.get("stop_sequences")}
-        found = read_settings({**settings, "reasoning_effort": thinking.get("thinking_level")})
+        attributes = read_settings({**settings, "reasoning_effort": thinking.get("thinking_level")})
         if type(count := config.get("candidate_count")) is int and count != 1:
-            found[c.REQUEST_CHOICES] = count
+            attributes[c.REQUEST_CHOICES] = count
         kind = config.get("response_mime_type")
         if kind in ("application/json", "text/plain"):
-            found[c.OUTPUT_TYPE] = "json" if kind == "application/json" else "text"
-        return found
+            attributes[c.OUTPUT_TYPE] = "json" if kind == "application/json" else "text"
+        return attributes
 
     def request_content(self, body: Json) -> dict[str, str]:
         """Instructions, messages and tools of a request."""
@@ -84,8 +84,8 @@ class Gemini(Dialect):
     def instruct(self, body: Json, prompt: Prompt, task: object) -> dict[str, Any]:
         """Return the system instruction and, before the contents, the examples."""
         name = "system_instruction" if "system_instruction" in body else "systemInstruction"
-        own = self.read_message(body[name])["parts"] if body.get(name) else None
-        changes: dict[str, Any] = {name: {"parts": [{"text": prompt_text(prompt, own, task)}]}}
+        system = self.read_message(body[name])["parts"] if body.get(name) else None
+        changes: dict[str, Any] = {name: {"parts": [{"text": prompt_text(prompt, system, task)}]}}
         if prompt.examples:
             contents = body.get("contents") or []
             items = contents if isinstance(contents, list) else [contents]
@@ -101,8 +101,8 @@ class Gemini(Dialect):
         for setting, value in endpoint.get("sampling", {}).items():
             if setting not in _SETTINGS:
                 continue
-            for known in [known for known in config if _spell_name(known) == _SETTINGS[setting]]:
-                del config[known]
+            for key in [key for key in config if _spell_name(key) == _SETTINGS[setting]]:
+                del config[key]
             is_list = setting == "stop" and isinstance(value, str)
             config[_SETTINGS[setting]] = [value] if is_list else value
         return {name: config} if config else {}
@@ -129,21 +129,21 @@ class Gemini(Dialect):
             (c.CACHED_TOKENS, ("cached_content_token_count",)),
             (c.REASONING_TOKENS, ("thoughts_token_count",)),
         )
-        found: Attributes = {}
+        attributes: Attributes = {}
         for key, names in counts:
             numbers = [usage[name] for name in names if type(usage.get(name)) is int]
             if numbers:
-                found[key] = sum(numbers)
+                attributes[key] = sum(numbers)
         for name, key in (("response_id", c.RESPONSE_ID), ("model_version", c.RESPONSE_MODEL)):
             if isinstance(body.get(name), str):
-                found[key] = body[name]
+                attributes[key] = body[name]
         candidates = objects(body.get("candidates"))
         reasons: list[str | None] = [*map(_finish_reason, candidates)]
         if _spell_names(body.get("prompt_feedback")).get("block_reason"):
             reasons.append("content_filter")
-        if known := [reason for reason in reasons if reason is not None]:
-            found[c.FINISH_REASONS] = known
-        return found
+        if stated := [reason for reason in reasons if reason is not None]:
+            attributes[c.FINISH_REASONS] = stated
+        return attributes
 
     def response_content(self, body: Json) -> dict[str, str]:
         """The candidates as messages."""
@@ -170,16 +170,16 @@ class Gemini(Dialect):
             chunks = objects(event.get("candidates"))
             usage = {**object_of(whole.get("usage_metadata"))}
             usage |= _spell_names(event.get("usage_metadata"))
-            known = {name: value for name, value in event.items() if value is not None}
-            whole.update({**known, "usage_metadata": usage})
+            fields = {name: value for name, value in event.items() if value is not None}
+            whole.update({**fields, "usage_metadata": usage})
             for chunk in chunks:
                 candidate = candidates.setdefault(chunk.get("index") or 0, {"parts": []})
                 content = object_of(chunk.get("content"))
                 parts = content.get("parts")
                 for part in parts if isinstance(parts, list) else ():
                     _add_part(candidate["parts"], part)
-                known = {name: value for name, value in chunk.items() if value is not None}
-                candidate.update({**known, "content": {**content, "parts": candidate["parts"]}})
+                fields = {name: value for name, value in chunk.items() if value is not None}
+                candidate.update({**fields, "content": {**content, "parts": candidate["parts"]}})
         if candidates:
             whole["candidates"] = list(candidates.values())
         return whole
@@ -197,11 +197,11 @@ def _add_part(parts: list[Any], part: Any) -> None:
 
 
 def _finish_reason(candidate: Json) -> str | None:
-    held = _spell_names(candidate)
-    reason = held.get("finish_reason")
+    fields = _spell_names(candidate)
+    reason = fields.get("finish_reason")
     if not isinstance(reason, str):
         return None
-    parts = object_of(held.get("content")).get("parts")
+    parts = object_of(fields.get("content")).get("parts")
     if reason == "STOP" and any("function_call" in _spell_names(part) for part in objects(parts)):
         return "tool_calls"
     return _REASONS.get(reason, reason.lower())
@@ -211,22 +211,22 @@ def _read_part(part: Any) -> dict[str, Any]:
     """Return a part; one that the conventions have no word for is named by its kind."""
     if not isinstance(part, Mapping):
         return part_of(part)
-    held = {**_spell_names(part)}
-    kind = next((name for name in held if name not in _MARKS), "part")
-    inner = object_of(held.get(kind))
-    if "thought_signature" in held:
-        held["thought_signature"] = _spell_bytes(held["thought_signature"])
+    fields = {**_spell_names(part)}
+    kind = next((name for name in fields if name not in _MARKS), "part")
+    inner = object_of(fields.get(kind))
+    if "thought_signature" in fields:
+        fields["thought_signature"] = _spell_bytes(fields["thought_signature"])
     if kind == "inline_data" and "data" in inner:
-        inner = held[kind] = {**inner, "data": _spell_bytes(inner["data"])}
-    extra = {name: held[name] for name in held if name not in (kind, "thought")}
+        inner = fields[kind] = {**inner, "data": _spell_bytes(inner["data"])}
+    extra = {name: fields[name] for name in fields if name not in (kind, "thought")}
     if kind not in _WORDS:
-        thought = {"thought": True} if held.get("thought") else {}
-        return {"type": f"gemini.{kind}", kind: held.get(kind), **extra, **thought}
-    made = part_of({name: held[name] for name in held if name in (kind, "thought")})
+        thought = {"thought": True} if fields.get("thought") else {}
+        return {"type": f"gemini.{kind}", kind: fields.get(kind), **extra, **thought}
+    word = part_of({name: fields[name] for name in fields if name in (kind, "thought")})
     if kind in _CALLS:
-        known = _SPOKEN - {"name"} if kind == "function_response" else _SPOKEN
-        extra = {**{name: inner[name] for name in inner if name not in known}, **extra}
-    return {**made, **extra}
+        spoken = _SPOKEN - {"name"} if kind == "function_response" else _SPOKEN
+        extra = {**{name: inner[name] for name in inner if name not in spoken}, **extra}
+    return {**word, **extra}
 
 
 def _split_tools(tools: object) -> list[Json]:
@@ -243,8 +243,8 @@ def _split_tools(tools: object) -> list[Json]:
 
 def _spell_names(value: object) -> Json:
     """Return an object with the names of its fields in snake case; they are Google's, not data."""
-    held = object_of(value)
-    return {_spell_name(name): held[name] for name in held}
+    fields = object_of(value)
+    return {_spell_name(name): fields[name] for name in fields}
 
 
 def _spell_name(name: str) -> str:

@@ -26,16 +26,16 @@ def join_calls(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for piece in pieces:
         index, call_id = piece.get("index"), piece.get("id")
         if isinstance(index, int):
-            known = [held for place, held in calls if place == index]
+            matches = [call for place, call in calls if place == index]
         elif call_id:
-            known = [held for _, held in calls if held[0].get("id") == call_id]
+            matches = [call for _, call in calls if call[0].get("id") == call_id]
         else:
-            known = [held for _, held in calls[-1:]]
-        if not known or _begins_call(known[-1], piece):
+            matches = [call for _, call in calls[-1:]]
+        if not matches or _begins_call(matches[-1], piece):
             calls.append((index if isinstance(index, int) else len(calls), [piece]))
         else:
-            known[-1].append(_without_repeats(known[-1], piece))
-    return [join_pieces(held, _CALLED) for _, held in sorted(calls, key=itemgetter(0))]
+            matches[-1].append(_without_repeats(matches[-1], piece))
+    return [join_pieces(call, _CALLED) for _, call in sorted(calls, key=itemgetter(0))]
 
 
 def _begins_call(pieces: list[dict[str, Any]], piece: dict[str, Any]) -> bool:
@@ -43,12 +43,12 @@ def _begins_call(pieces: list[dict[str, Any]], piece: dict[str, Any]) -> bool:
     call_id, known_id = piece.get("id"), _first_of(pieces, "id")
     if call_id and known_id and call_id != known_id:
         return True
-    functions = [object_of(each.get("function")) for each in pieces]
+    functions = [object_of(item.get("function")) for item in pieces]
     function, known_name = object_of(piece.get("function")), _first_of(functions, "name")
     name = function.get("name")
     if not name or not known_name:
         return False
-    arguments = [each["arguments"] for each in functions if each.get("arguments")]
+    arguments = [item["arguments"] for item in functions if item.get("arguments")]
     if name != known_name:  # a name that comes in pieces does so before all else
         return bool(arguments or call_id)
     # Said again with each piece, or of the same tool once more.
@@ -60,13 +60,13 @@ def _without_repeats(pieces: list[dict[str, Any]], piece: dict[str, Any]) -> dic
     """Return a piece without the name of its tool, where that is said again."""
     function = object_of(piece.get("function"))
     name = function.get("name")
-    if not name or name != _first_of([object_of(each.get("function")) for each in pieces], "name"):
+    if not name or name != _first_of([object_of(item.get("function")) for item in pieces], "name"):
         return piece
     return {**piece, "function": {key: function[key] for key in function if key != "name"}}
 
 
 def _first_of(objects: Iterable[Json], name: str) -> Any:
-    return next((value for each in objects if (value := each.get(name))), None)
+    return next((value for item in objects if (value := item.get(name))), None)
 
 
 def _is_json(text: str) -> bool:
@@ -81,21 +81,21 @@ def join_pieces(pieces: Sequence[Json], growing: Container[str]) -> dict[str, An
     """One object of its streamed pieces: named fields grow, of the others the last value counts."""
     whole = {}
     for name in dict.fromkeys(itertools.chain.from_iterable(pieces)):
-        found = [value for piece in pieces if (value := piece.get(name)) is not None]
-        if found:
-            whole[name] = _join(found) if name in growing else found[-1]
+        values = [value for piece in pieces if (value := piece.get(name)) is not None]
+        if values:
+            whole[name] = _join(values) if name in growing else values[-1]
     return whole
 
 
-def _join(found: list[Any]) -> Any:
+def _join(values: list[Any]) -> Any:
     """Join the pieces of one streamed value."""
-    if len(found) == 1:
-        return found[0]
-    kinds = set(map(type, found))
+    if len(values) == 1:
+        return values[0]
+    kinds = set(map(type, values))
     if kinds == {str}:
-        return "".join(found)
+        return "".join(values)
     if kinds == {list}:
-        return list(itertools.chain.from_iterable(found))
+        return list(itertools.chain.from_iterable(values))
     if kinds == {dict}:
-        return join_pieces(found, frozenset(itertools.chain.from_iterable(found)))
-    return found[-1]
+        return join_pieces(values, frozenset(itertools.chain.from_iterable(values)))
+    return values[-1]

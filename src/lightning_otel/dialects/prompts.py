@@ -17,13 +17,13 @@ LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 """Names of the limit of an answer's tokens."""
 
 
-def prompt_text(prompt: Prompt, own: object, task: object) -> str:
+def prompt_text(prompt: Prompt, system: object, task: object) -> str:
     """The prompt's text; ``{system_prompt}`` in it is the agent's own, ``{task}`` the task."""
     values: dict[str, Any] = {}
     if task is not None:
         values["task"] = task if isinstance(task, str) else dump(task)
     if "system_prompt" in prompt.placeholders:
-        parts = content_parts(own)
+        parts = content_parts(system)
         values["system_prompt"] = "\n".join(str(part.get("content", "")) for part in parts)
     return prompt.format(**values)
 
@@ -40,11 +40,11 @@ def replace_prompt(
         examples: What comes before the conversation.
         is_needed: Whether the prompt stands among the messages.
     """
-    lead = next((i for i, each in enumerate(items) if role_of(each) not in SYSTEM), len(items))
+    lead = next((i for i, item in enumerate(items) if role_of(item) not in SYSTEM), len(items))
     leading: list[Any] = list(items[:lead])
     if is_needed and leading:
-        own = leading[0]
-        leading[0] = {**own, "content": prompt_text(prompt, own.get("content"), task)}
+        system = leading[0]
+        leading[0] = {**system, "content": prompt_text(prompt, system.get("content"), task)}
     elif is_needed:
         leading = [{"role": "system", "content": prompt_text(prompt, None, task)}]
     return [*leading, *copy.deepcopy(examples), *items[lead:]]

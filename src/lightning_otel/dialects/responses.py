@@ -60,19 +60,19 @@ class Responses(Chat):
 
     def request_attributes(self, body: Json) -> Attributes:
         """Attributes of a request, with its effort and conversation."""
-        found = {**super().request_attributes(body), **_conversation_id(body)}
-        if c.CONVERSATION_ID in found:
-            found[c.REQUEST_CONVERSATION] = found[c.CONVERSATION_ID]
+        attributes = {**super().request_attributes(body), **_conversation_id(body)}
+        if c.CONVERSATION_ID in attributes:
+            attributes[c.REQUEST_CONVERSATION] = attributes[c.CONVERSATION_ID]
         if body.get("background") is True:
-            found[c.REQUEST_BACKGROUND] = True
+            attributes[c.REQUEST_BACKGROUND] = True
         prompt = object_of(body.get("prompt"))
         for key, name in ((c.PROMPT_ID, "id"), (c.PROMPT_VERSION, "version")):
             if isinstance(prompt.get(name), str):
-                found[key] = prompt[name]
+                attributes[key] = prompt[name]
         effort = object_of(body.get("reasoning")).get("effort")
         if isinstance(effort, str):
-            found[c.REQUEST_REASONING_LEVEL] = effort
-        return found
+            attributes[c.REQUEST_REASONING_LEVEL] = effort
+        return attributes
 
     def output_format(self, body: Json) -> Json:
         """Return the response format that a request wants."""
@@ -80,8 +80,8 @@ class Responses(Chat):
 
     def request_content(self, body: Json) -> dict[str, str]:
         """Instructions, messages and tools of a request."""
-        given = body.get("input")
-        items = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
+        value = body.get("input")
+        items = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
         content = {c.INPUT_MESSAGES: self.write_messages(items)}
         instructions = content_parts(body.get("instructions"))
         if instructions:
@@ -113,23 +113,23 @@ class Responses(Chat):
 
     def instruct(self, body: Json, prompt: Prompt, task: object) -> dict[str, Any]:
         """Return the instructions, or what stands for them in the input, with the examples."""
-        given = body.get("input")
+        value = body.get("input")
         # What the server remembers begins with the examples already.
         refers = body.get("previous_response_id") or body.get("conversation")
-        is_bare = given is None or bool(refers)
-        examples = [] if is_bare else [text_example(each) for each in prompt.examples]
-        items = [{"role": "user", "content": given}] if isinstance(given, str) else given or []
+        is_bare = value is None or bool(refers)
+        examples = [] if is_bare else [text_example(example) for example in prompt.examples]
+        items = [{"role": "user", "content": value}] if isinstance(value, str) else value or []
         if not isinstance(items, Sequence) or isinstance(items, str):
-            kind = type(given).__name__
+            kind = type(value).__name__
             raise ConfigError(f"its input is {kind}; substitution wants text or a list")
-        own = body.get("instructions")
-        is_in_input = own is None and bool(items) and role_of(items[0]) in SYSTEM
-        found: dict[str, Any] = {}
+        system = body.get("instructions")
+        is_in_input = system is None and bool(items) and role_of(items[0]) in SYSTEM
+        changes: dict[str, Any] = {}
         if not is_in_input:
-            found["instructions"] = prompt_text(prompt, own, task)
+            changes["instructions"] = prompt_text(prompt, system, task)
         if is_in_input or examples:
-            found["input"] = replace_prompt(prompt, items, task, examples, is_needed=is_in_input)
-        return found
+            changes["input"] = replace_prompt(prompt, items, task, examples, is_needed=is_in_input)
+        return changes
 
     def limit_name(self, name: str, body: Json) -> str:
         """Return the one name that this API has."""
@@ -206,8 +206,8 @@ class Responses(Chat):
                 name = name.removeprefix("reasoning_") if "summary" in name else name
                 number = event.get("content_index", event.get("summary_index"))
                 key = (name, number if isinstance(number, int) else 0)
-                own = pieces.setdefault(place, {})
-                own[key] = own.get(key, "") + event["delta"]
+                texts = pieces.setdefault(place, {})
+                texts[key] = texts.get(key, "") + event["delta"]
         if not (self.is_complete(events) and whole.get("output")):
             whole["output"] = [
                 _unfinished_item(items.get(place, {}), pieces.get(place, {}))
@@ -218,10 +218,10 @@ class Responses(Chat):
 
 def _stored_prompt(body: Json) -> dict[str, str]:
     """Return the messages of a stored prompt, which the answer has for instructions."""
-    told = body.get("instructions") if object_of(body.get("prompt")) else None
-    if not told:
+    value = body.get("instructions") if object_of(body.get("prompt")) else None
+    if not value:
         return {}
-    items = told if isinstance(told, (list, tuple)) else [{"role": "system", "content": told}]
+    items = value if isinstance(value, (list, tuple)) else [{"role": "system", "content": value}]
     return {c.PROMPT_MESSAGES: dump(read_items(items, "system"))}
 
 
@@ -238,8 +238,8 @@ def _tools_in(holder: Json) -> list[Json]:
 
 def _conversation_id(body: Json) -> Attributes:
     conversation = body.get("conversation")
-    held = conversation.get("id") if isinstance(conversation, dict) else conversation
-    return {c.CONVERSATION_ID: held} if isinstance(held, str) else {}
+    value = conversation.get("id") if isinstance(conversation, dict) else conversation
+    return {c.CONVERSATION_ID: value} if isinstance(value, str) else {}
 
 
 def _unfinished_item(item: Json, pieces: Mapping[tuple[str, int], str]) -> Json:

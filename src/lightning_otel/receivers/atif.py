@@ -82,7 +82,7 @@ def read_trajectory(document: Object) -> Iterator[Span]:
     common = {c.ROLLOUT_ID: rollout_id, c.ATTEMPT_ID: attempt_id, c.CONVERSATION_ID: session}
     builder = Builder(f"atif\n{rollout_id}\n{attempt_id}", None, common)
     extra: dict[str, Any] = {"others": [[list(place), parts[place]] for place in silent]}
-    if nulls := [list(at) for at in atif.find_nulls(document)]:
+    if nulls := [list(at) for at in _find_nulls(document)]:
         extra["nulls"] = nulls
     is_judged = any(_rewards_of(step) for part in parts.values() for step in part["steps"])
     readings, names = [], {""}
@@ -165,7 +165,7 @@ class _Reading:
             if answers:
                 results = step["observation"]["results"]
                 natural["observation"] = {"results": results}
-            remainder = atif.find_rest(step, {**natural, "step_id": index + 1})
+            remainder = _find_rest(step, {**natural, "step_id": index + 1})
             record: dict[str, Any] = {"step": remainder} if remainder else {}
             if is_last:
                 record |= self._read_document(drafts, extra)
@@ -213,7 +213,7 @@ class _Reading:
         ids = self._builder.common[c.ROLLOUT_ID], self._builder.common[c.ATTEMPT_ID]
         trajectory = Trajectory(*ids, self._name, 0, tuple(drafts))
         natural = atif.describe(trajectory, self._whole["steps"], is_main=not self._place)
-        remainder = atif.find_rest(self._whole, {**natural, "steps": self._whole["steps"]})
+        remainder = _find_rest(self._whole, {**natural, "steps": self._whole["steps"]})
         record = {"after": self._whole["steps"][len(self._steps) :], **extra}
         rewards = _rewards_of(self._whole)
         if rewards and not self._is_judged:
@@ -276,7 +276,7 @@ def _message_of(step: Object) -> dict[str, Any]:
     parts += items
     for index, call in enumerate(step.get("tool_calls", ())):
         part = tool_call_part(call["tool_call_id"], call["function_name"], call["arguments"])
-        remainder = atif.find_rest(call, atif.tool_call_of(part, index))
+        remainder = _find_rest(call, atif.tool_call_of(part, index))
         parts.append({**part, **({atif.KEY: remainder} if remainder else {})})
     return message("assistant", parts or [text_part("")])
 
@@ -289,7 +289,7 @@ def _answers_of(step: Object) -> list[dict[str, Any]]:
         content = result.get("content")
         answer = list(map(_part_of, content)) if isinstance(content, list) else content
         part = tool_response_part(result.get("source_call_id"), answer)
-        remainder = atif.find_rest(result, atif.result_of(part, called, _ignore))
+        remainder = _find_rest(result, atif.result_of(part, called, _ignore))
         parts.append({**part, **({atif.KEY: remainder} if remainder else {})})
     return parts
 
@@ -324,3 +324,28 @@ def _rewards_of(record: Object) -> Mapping[str, float]:
 
 def _is_reward(value: object) -> bool:
     return isinstance(value, float) or (type(value) is int and abs(value) < 1 << 63)
+
+
+def _find_nulls(value: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the place of each field that is null rather than absent."""
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _find_nulls(item, (*at, index))
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if item is None:
+                yield (*at, name)
+            else:
+                yield from _find_nulls(item, (*at, name))
+
+
+def _find_rest(whole: Mapping[str, Any], natural: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what :func:`atif.restore` needs to make an object whole; None is absence."""
+    extras: dict[str, Any] = {}
+    for name in {**natural, **whole}:
+        ours, theirs = natural.get(name), whole.get(name)
+        if name in atif.NESTED and isinstance(ours, dict) and isinstance(theirs, dict):
+            ours, theirs = {}, _find_rest(theirs, ours)
+        if ours != theirs:
+            extras[name] = theirs
+    return extras

@@ -57,17 +57,17 @@ def rows(
     Raises:
         ConfigError: There is no such format, or it has no such option.
     """
-    found = get(name)
-    found.check(options)
-    ready = by_group(trajectories) if found.is_grouped else trajectories
-    return _drop_notes(found.make(ready, **options), left_out)
+    layout = get(name)
+    layout.check(options)
+    ready = by_group(trajectories) if layout.is_grouped else trajectories
+    return _drop_notes(layout.make(ready, **options), left_out)
 
 
 def _drop_notes(
-    made: Iterable[Row | LeftOut], left_out: Callable[[LeftOut], None] | None
+    items: Iterable[Row | LeftOut], left_out: Callable[[LeftOut], None] | None
 ) -> Iterator[Row]:
-    for each in made:
-        if not isinstance(each, LeftOut):
-            yield each
+    for item in items:
+        if not isinstance(item, LeftOut):
+            yield item
         elif left_out is not None:
-            left_out(each)
+            left_out(item)

@@ -18,7 +18,7 @@ def make(trajectories: Iterable[Trajectory]) -> Made:
 
 
 def _make_row(step: Transition) -> Row:
-    given = messages_of(step.observation)
+    messages = messages_of(step.observation)
     response: dict[str, Any] = {
         "token_ids": list(step.response_ids),
         "raw_content": messages_of(step.action),
@@ -28,8 +28,8 @@ def _make_row(step: Transition) -> Row:
     return {
         "prompt": {
             "token_ids": list(step.prompt_ids),
-            "raw_content": given,
-            "image_urls": _image_urls(given),
+            "raw_content": messages,
+            "image_urls": _image_urls(messages),
         },
         "response": response,
         "reward": step.reward,
@@ -49,8 +49,8 @@ def _image_urls(messages: Iterable[dict[str, Any]]) -> list[str]:
 
 def _make_metadata(step: Transition) -> dict[str, Any]:
     names = ("response_id", "rollout_id", "attempt_id", "trace_id", "span_id", "done")
-    found = {"agent_name": step.agent, **{name: getattr(step, name) for name in names}}
-    return {**found, "tools": tools_of(step.tools)} if step.tools else found
+    metadata = {"agent_name": step.agent, **{name: getattr(step, name) for name in names}}
+    return {**metadata, "tools": tools_of(step.tools)} if step.tools else metadata
 
 
 FORMAT: Final = Format(

@@ -38,7 +38,7 @@ from lightning_otel.types.values import json_text
 VERSION: Final = "ATIF-v1.8"
 KEY: Final = "atif"
 """Key of a message or part for what its step, call or result says beyond it."""
-_NESTED: Final = frozenset({"agent", "metrics", "observation", "final_metrics"})
+NESTED: Final = frozenset({"agent", "metrics", "observation", "final_metrics"})
 _SOURCES: Final = {"assistant": "agent", "user": "user"}
 _MEDIA: Final = frozenset({
     "image/jpeg", "image/png", "image/gif", "image/webp", "audio/wav", "audio/mpeg", "audio/mp4",
@@ -137,15 +137,6 @@ def _nest(documents: Mapping[tuple[int, ...], Row]) -> Row:
         parent = documents.get(place[:-1], documents[first])
         parent.setdefault("subagent_trajectories", []).append(documents[place])
     return documents[first]
-
-
-def find_nulls(value: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yield the place of each field that is null rather than absent."""
-    fields = value.items() if isinstance(value, dict) else ()
-    for name, part in enumerate(value) if isinstance(value, list) else fields:
-        yield from find_nulls(part, (*at, name))
-        if part is None and fields:
-            yield (*at, name)
 
 
 def _restore_null(document: Any, at: Sequence[str | int]) -> None:
@@ -384,22 +375,10 @@ def _held_of(message: Message) -> Row:
     return dict(held) if isinstance(held, Mapping) else {}
 
 
-def find_rest(whole: Mapping[str, Any], natural: Mapping[str, Any]) -> Row:
-    """Return what :func:`restore` needs to make an object of the format whole; None is absence."""
-    found: Row = {}
-    for name in {**natural, **whole}:
-        made, wanted = natural.get(name), whole.get(name)
-        if name in _NESTED and isinstance(made, dict) and isinstance(wanted, dict):
-            made, wanted = {}, find_rest(wanted, made)
-        if made != wanted:
-            found[name] = wanted
-    return found
-
-
 def restore(natural: Row, rest: Mapping[str, Any]) -> Row:
     """Return an object of the format with the rest of it; a reward given since stays."""
     found = {**natural, **rest}
-    for name in _NESTED & natural.keys() & rest.keys():
+    for name in NESTED & natural.keys() & rest.keys():
         if natural[name] is not None and rest[name] is not None:
             found[name] = restore(natural[name], rest[name])
     if natural.get("extra") and "extra" in rest:

@@ -82,7 +82,7 @@ def _merge_rules(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def has_messages(step: Transition) -> bool:
     """Return whether a step has its prompt and its answer as messages that can be read."""
-    parts = [part for each in step.action[:1] for part in objects(each.get("parts"))]
+    parts = [part for message in step.action[:1] for part in objects(message.get("parts"))]
     # Reasoning that is encrypted alone says nothing.
     is_said = any(part.get("type") != "reasoning" or part.get("content") for part in parts)
     return bool(step.observation) and is_said
@@ -93,7 +93,7 @@ def is_continued(before: Transition, step: Transition) -> bool:
     return find_choice(before.observation, before.action[:1], step.observation) is not None
 
 
-def hold_parts(messages: list[dict[str, Any]], known: frozenset[str]) -> list[dict[str, Any]]:
+def hold_parts(messages: list[dict[str, Any]], kinds: frozenset[str]) -> list[dict[str, Any]]:
     """Return messages without the parts that a reader does not know.
 
     An answer is whole or raises, since it is trained; so does a tool's result, and all that was
@@ -102,14 +102,14 @@ def hold_parts(messages: list[dict[str, Any]], known: frozenset[str]) -> list[di
     turns: list[dict[str, Any]] = []
     lost, is_asked = "", False
     for item in messages:
-        unknown = _check_parts(item, known)
+        unknown = _check_parts(item, kinds)
         is_answer = item["role"] == "assistant"
         if unknown and is_answer:
             raise UnheldError(_UNHELD.format(unknown))
         if unknown:
-            rest = [part for part in item["content"] if part.get("type") in known]
-            is_text = len(rest) == 1 and rest[0].get("type") == "text"
-            item, lost = {**item, "content": rest[0]["text"] if is_text else rest}, unknown
+            parts = [part for part in item["content"] if part.get("type") in kinds]
+            is_text = len(parts) == 1 and parts[0].get("type") == "text"
+            item, lost = {**item, "content": parts[0]["text"] if is_text else parts}, unknown
         if unknown and not item["content"] and item["role"] != "tool":
             continue
         if (is_answer and lost and not is_asked) or (unknown and not item["content"]):
@@ -128,22 +128,22 @@ def note_parts(step: Transition) -> Iterator[LeftOut]:
     kinds = {
         to_text(part.get("type"))
         for item in step.observation
-        for held in objects(item.get("parts"))
-        for part in (held, *result_parts(held.get("response")))
+        for outer in objects(item.get("parts"))
+        for part in (outer, *result_parts(outer.get("response")))
         if item.get("role") != "assistant"
     }
     for kind in sorted(kinds - _HELD):
         yield LeftOut(step, _UNHELD.format(kind), is_row_written=True)
 
 
-def _check_parts(item: Mapping[str, Any], known: frozenset[str]) -> str:
+def _check_parts(item: Mapping[str, Any], kinds: frozenset[str]) -> str:
     """Return the kind of a part that a reader does not know; empty if it knows them all."""
     content, unknown = item["content"], ""
     for part in content if isinstance(content, list) else ():
         kind = part.get("type")
         if kind == SERVER_HISTORY:
             raise UnheldError(f"{NOT_HERE}; record the calls that it goes on from in this store")
-        if kind not in known:
+        if kind not in kinds:
             unknown = str(kind)
         elif not isinstance(part.get(kind), (str if kind in _TEXTS else Mapping)):
             raise UnheldError(f"a part of type {kind!r} without one; export triplets")

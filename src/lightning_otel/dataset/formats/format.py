@@ -84,13 +84,13 @@ class Format:
 
     def options(self) -> dict[str, Any]:
         """Return the defaults of what can be set, by name."""
-        found = inspect.signature(self.make).parameters.values()
-        return {each.name: each.default for each in found if each.kind is each.KEYWORD_ONLY}
+        items = inspect.signature(self.make).parameters.values()
+        return {item.name: item.default for item in items if item.kind is item.KEYWORD_ONLY}
 
-    def check(self, given: Mapping[str, Any]) -> None:
+    def check(self, options: Mapping[str, Any]) -> None:
         """Check that the format has the options given, and their types."""
-        check_types(given, self.make.__annotations__)
-        check_names("the format", given, self.options())
+        check_types(options, self.make.__annotations__)
+        check_names("the format", options, self.options())
 
 
 def attempt(make: Callable[..., T], *args: object) -> T | str:
@@ -128,8 +128,8 @@ def make_row(
         row = row_of(source)
         return [*chain.from_iterable(map(notes, steps)), row]
 
-    made = attempt(make)
-    yield from (LeftOut(step, made) for step in steps) if isinstance(made, str) else made
+    rows = attempt(make)
+    yield from (LeftOut(step, rows) for step in steps) if isinstance(rows, str) else rows
 
 
 def other_choices(step: Transition) -> Iterator[LeftOut]:
@@ -153,13 +153,13 @@ def with_rewards(
     One that was shortened goes on in the trajectory of what followed. Of one that an adapter of the
     user's own judged as a whole it is that judgement.
     """
-    for _, own in groupby(trajectories, lambda path: (path.rollout_id, path.attempt_id)):
+    for _, attempt_paths in groupby(trajectories, lambda path: (path.rollout_id, path.attempt_id)):
         is_rewarded = False
         paths: list[Trajectory] = []  # those from the first on that has no reward itself
         last: list[float | None] = []
-        for path in own:
+        for path in attempt_paths:
             rewards = (step.reward for step in path.transitions[::-1])
-            reward = next((each for each in rewards if each is not None), None)
+            reward = next((value for value in rewards if value is not None), None)
             if isinstance(path, JudgedTrajectory):
                 reward = path.reward
             is_rewarded |= reward is not None
@@ -171,29 +171,29 @@ def with_rewards(
         if not is_rewarded:
             last = [path.reward for path in paths]
         ends = {id(path.transitions[-1].next_observation): i for i, path in enumerate(paths)}
-        for later in range(len(paths) - 1, 0, -1):
-            observation = paths[later].transitions[0].observation
-            earlier = ends.get(id(observation)) if paths[later].cause == "compaction" else None
-            if observation and earlier is not None and last[earlier] is None:
-                last[earlier] = last[later]
+        for index in range(len(paths) - 1, 0, -1):
+            observation = paths[index].transitions[0].observation
+            source = ends.get(id(observation)) if paths[index].cause == "compaction" else None
+            if observation and source is not None and last[source] is None:
+                last[source] = last[index]
         yield from zip(paths, last, strict=True)
 
 
 def distinct(trajectories: Iterable[Trajectory]) -> Iterator[tuple[Transition, Trajectory]]:
     """Yield each step once, with its first trajectory; those of an attempt come together."""
     attempt = ("", "")
-    seen: set[tuple[str, str]] = set()
+    keys: set[tuple[str, str]] = set()
     for trajectory in trajectories:
         if attempt != (trajectory.rollout_id, trajectory.attempt_id):
             # Only branches of one attempt share steps: memory must not grow with the store.
             attempt = (trajectory.rollout_id, trajectory.attempt_id)
-            seen = set()
+            keys = set()
         for step in trajectory.transitions:
             key = (step.trace_id, step.span_id)
-            if not step.is_shared or key not in seen:
+            if not step.is_shared or key not in keys:
                 yield step, trajectory
             if step.is_shared:
-                seen.add(key)
+                keys.add(key)
 
 
 ORIGIN: Final[Mapping[str, str]] = {

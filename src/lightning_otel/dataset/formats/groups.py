@@ -49,32 +49,32 @@ def by_group(trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
     groups: dict[str, int] = {}
     # A page's download is closed on another thread than it was read on.
     anywhere = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-    with closing(anywhere) as held:
-        held.execute("CREATE TABLE kept (grouped INTEGER, place INTEGER, trajectory TEXT)")
-        held.execute("BEGIN")
+    with closing(anywhere) as con:
+        con.execute("CREATE TABLE kept (grouped INTEGER, place INTEGER, trajectory TEXT)")
+        con.execute("BEGIN")
         for place, trajectory in enumerate(trajectories):
             if trajectory.transitions:
                 grouped = groups.setdefault(group_of(trajectory), place)
                 row = (grouped, place, dump(trajectory, _plain_value))
-                held.execute("INSERT INTO kept VALUES (?, ?, ?)", row)
-        held.execute("CREATE INDEX order_of_kept ON kept (grouped, place)")
-        held.execute("COMMIT")
-        rows = held.execute("SELECT trajectory FROM kept ORDER BY grouped, place")
+                con.execute("INSERT INTO kept VALUES (?, ?, ?)", row)
+        con.execute("CREATE INDEX order_of_kept ON kept (grouped, place)")
+        con.execute("COMMIT")
+        rows = con.execute("SELECT trajectory FROM kept ORDER BY grouped, place")
         for (packed,) in rows:
             yield _unpack_trajectory(packed)
 
 
 def _unpack_trajectory(text: str) -> Trajectory:
     try:
-        found = orjson.loads(text)
+        values = orjson.loads(text)
     except ValueError:  # an integer beyond 64 bits, or half a surrogate pair
-        found = json.loads(text)
-    return Trajectory(**{**found, "transitions": tuple(map(transition, found["transitions"]))})
+        values = json.loads(text)
+    return Trajectory(**{**values, "transitions": tuple(map(transition, values["transitions"]))})
 
 
 def _plain_value(value: Any) -> Any:
     if is_dataclass(value):
-        return {each.name: getattr(value, each.name) for each in fields(value)}
+        return {field.name: getattr(value, field.name) for field in fields(value)}
     return dict(value) if isinstance(value, Mapping) else list(value)
 
 

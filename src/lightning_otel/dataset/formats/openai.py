@@ -71,18 +71,18 @@ def _prompt_row(step: Transition) -> Row:
 
 
 def _answer(step: Transition) -> dict[str, Any]:
-    found = _plain_messages(step.action[:1])
-    if len(found) != 1:
+    turns = _plain_messages(step.action[:1])
+    if len(turns) != 1:
         raise UnheldError("a tool's result in an answer; export triplets, which hold every part")
-    return found[0]
+    return turns[0]
 
 
 def _plain_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Return messages with arguments as text, and no reasoning."""
-    found = hold_parts(messages_of(messages), OPENAI_PARTS)
-    for item in found:
+    turns = hold_parts(messages_of(messages), OPENAI_PARTS)
+    for item in turns:
         item.pop("reasoning_content", None)
-    return found
+    return turns
 
 
 def _notes(step: Transition) -> Iterator[LeftOut]:

@@ -17,24 +17,24 @@ COLUMNS: Final = TRANSITION_COLUMNS
 _ARRAYS: Final = TRANSITION_BODIES[-3:]
 BODIES: Final = TRANSITION_BODIES
 NARROW_COLUMNS: Final = STEP_COLUMNS
-_FIELDS: Final = frozenset(each.name for each in fields(Transition))
+_FIELDS: Final = frozenset(field.name for field in fields(Transition))
 
 
 def row(step: Transition, branch: int, columns: Collection[str] = COLUMNS) -> Row:
     """Return a transition as a flat row of JSON values, in the order of the columns."""
-    made: Row = {name: branch if name == "branch" else getattr(step, name) for name in columns}
-    return {name: list(value) if name in _ARRAYS else value for name, value in made.items()}
+    values: Row = {name: branch if name == "branch" else getattr(step, name) for name in columns}
+    return {name: list(value) if name in _ARRAYS else value for name, value in values.items()}
 
 
 def transition(values: Mapping[str, Any]) -> Transition:
     """Return the transition that a row was made of, read back from JSON or Parquet."""
-    found = {name: value for name, value in values.items() if name in _FIELDS}
-    for name, value in found.items():
+    kwargs = {name: value for name, value in values.items() if name in _FIELDS}
+    for name, value in kwargs.items():
         if COLUMNS.get(name) == "JSON" and isinstance(value, str):
-            found[name] = json.loads(value)
-        if name in BODIES and found[name] is not None:
-            found[name] = tuple(found[name])
-    return Transition(**found)
+            kwargs[name] = json.loads(value)
+        if name in BODIES and kwargs[name] is not None:
+            kwargs[name] = tuple(kwargs[name])
+    return Transition(**kwargs)
 
 
 def make_triplets(trajectories: Iterable[Trajectory]) -> Made:

@@ -62,9 +62,9 @@ class _Chat(NamedTuple):
 
     def make_row(self, steps: Sequence[Transition], between: Iterable[Sequence[Message]]) -> Row:
         """Return prompt, completion and tools of steps, and what stands between their answers."""
-        first, *rest = steps
+        first, *further = steps
         turns = [answer_of(first)]
-        for messages, step in zip(between, rest, strict=True):
+        for messages, step in zip(between, further, strict=True):
             turns += [*messages, answer_of(step)]
         row: Row = {
             "prompt": for_templates(first.observation, self.arguments),
@@ -113,10 +113,10 @@ def make_sft(
         with_rewards(trajectories), lambda item: (item[0].rollout_id, item[0].attempt_id)
     )
     for _, paths in attempts:
-        done: set[object] = set()
+        written: set[object] = set()
         out: dict[object, LeftOut] = {}
         for trajectory, reward in paths:
-            rows: Iterable[Row | LeftOut] = _make_rows(trajectory, reward, chat, form, done)
+            rows: Iterable[Row | LeftOut] = _make_rows(trajectory, reward, chat, form, written)
             if fault := reward_fault(reward, threshold):
                 rows = [LeftOut(step, fault) for step in trajectory.transitions]
             for part in rows:
@@ -125,7 +125,7 @@ def make_sft(
                 else:
                     yield part
         # A step that several trajectories share may be in a row of another one.
-        yield from (part for key, part in out.items() if key not in done)
+        yield from (part for key, part in out.items() if key not in written)
 
 
 def _key_of(step: Transition) -> object:
@@ -133,9 +133,9 @@ def _key_of(step: Transition) -> object:
 
 
 def _make_rows(
-    trajectory: Trajectory, reward: float | None, chat: _Chat, form: Form, done: set[object]
+    trajectory: Trajectory, reward: float | None, chat: _Chat, form: Form, written: set[object]
 ) -> Made:
-    """Yield the rows of a trajectory, and add the steps in them that others share to ``done``."""
+    """Yield the rows of a trajectory, and add its steps that others share to ``written``."""
 
     def row_of(run: _Run) -> Row:
         row = chat.make_row(*run)
@@ -148,38 +148,38 @@ def _make_rows(
             row = {"messages": turns, **row}
         return {**row, **origins(run.steps, reward)}
 
-    for run in _find_runs(trajectory.transitions, chat, done):
+    for run in _find_runs(trajectory.transitions, chat, written):
         if isinstance(run, LeftOut):
             yield run
             continue
         for part in make_row(row_of, run, run.steps, note_parts):
             if not isinstance(part, LeftOut):
-                done.update(_key_of(step) for step in run.steps if step.is_shared)
+                written.update(_key_of(step) for step in run.steps if step.is_shared)
             yield part
 
 
 def _find_runs(
-    steps: Iterable[Transition], chat: _Chat, done: Container[object]
+    steps: Iterable[Transition], chat: _Chat, written: Container[object]
 ) -> Iterator[_Run | LeftOut]:
     run = _Run([], [])
     for step in steps:
-        rest: Sequence[Message] | str | None = None
-        if step.is_shared and _key_of(step) in done:
-            rest = _IN_ROW
+        addition: Sequence[Message] | str | None = None
+        if step.is_shared and _key_of(step) in written:
+            addition = _IN_ROW
         elif not has_messages(step):
-            rest = NO_MESSAGES
+            addition = NO_MESSAGES
         elif run.steps:
-            rest = attempt(_read_rest, run.steps[-1], step, chat)
-        if run.steps and (rest is None or isinstance(rest, str)):
+            addition = attempt(_read_rest, run.steps[-1], step, chat)
+        if run.steps and (addition is None or isinstance(addition, str)):
             yield run
             run = _Run([], [])
-        if rest is None and isinstance(row := attempt(chat.make_row, (step,), ()), str):
-            rest = row
-        if not isinstance(rest, str):
-            run.between.extend([rest] if rest is not None else [])
+        if addition is None and isinstance(row := attempt(chat.make_row, (step,), ()), str):
+            addition = row
+        if not isinstance(addition, str):
+            run.between.extend([addition] if addition is not None else [])
             run.steps.append(step)
-        elif rest != _IN_ROW:
-            yield LeftOut(step, rest)
+        elif addition != _IN_ROW:
+            yield LeftOut(step, addition)
     if run.steps:
         yield run
 
@@ -193,14 +193,14 @@ def _read_rest(before: Transition, step: Transition, chat: _Chat) -> Sequence[Me
     if not is_continued(before, step):
         return None
     size = len(before.observation)
-    rest = step.observation[size + 1 :]
+    addition = step.observation[size + 1 :]
     if _list_call_ids(before.action[0]) != _list_call_ids(step.observation[size]):
         return None
-    if any(turn["role"] in _OTHERS for turn in messages_of(rest)):
+    if any(turn["role"] in _OTHERS for turn in messages_of(addition)):
         return None
-    for_templates([*rest, answer_of(step)], chat.arguments)
+    for_templates([*addition, answer_of(step)], chat.arguments)
     both = tools_of([*before.tools, *step.tools])
-    return rest if all(tool in both for tool in tools_of(before.tools)) else None
+    return addition if all(tool in both for tool in tools_of(before.tools)) else None
 
 
 def _list_call_ids(message: Message) -> list[Any]:
@@ -270,8 +270,8 @@ _TEXTS: Final = {
 
 def _choose_columns(columns: Mapping[str, str], options: Mapping[str, Any]) -> Mapping[str, str]:
     if options.get("form") == "messages":
-        rest = columns.keys() - {"prompt", "completion"}
-        columns = {"messages": "JSON", **{name: columns[name] for name in columns if name in rest}}
+        names = columns.keys() - {"prompt", "completion"}
+        columns = {"messages": "JSON", **{name: columns[name] for name in columns if name in names}}
     texts = _TEXTS if options.get("arguments") == "text" else {}
     return {name: texts.get(name, kind) for name, kind in columns.items()}
 
