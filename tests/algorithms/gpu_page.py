@@ -27,10 +27,11 @@ REWARD = re.compile(r"lo\.emit_reward\((.*)\)\n")
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 
 
-def write_files(folder: Path, base_url: str, model: Path, *, steps: int, is_shuffled: bool) -> None:
+def write_files(
+    folder: Path, programs: list[str], base_url: str, model: Path, *, steps: int, is_shuffled: bool
+) -> None:
     """Write the page's programs with another address, model, learning rate and number of steps."""
-    page = part(PAGE, str(HERE / "test_gpu_page.py"))
-    for text in blocks(page, "python"):
+    for text in programs:
         for old, new in (
             ("http://127.0.0.1:8000/v1", base_url),
             ("Qwen/Qwen3-1.7B", str(model)),
@@ -49,9 +50,8 @@ def write_files(folder: Path, base_url: str, model: Path, *, steps: int, is_shuf
         (folder / name[1]).write_text(text)
 
 
-def read_commands() -> tuple[list[str], list[str]]:
+def split_commands(text: str) -> tuple[list[str], list[str]]:
     """Return the page's commands of the trainer and the agent."""
-    (text,) = blocks(part(PAGE, str(HERE / "test_gpu_page.py")), "bash")
     train, agent = text.strip().splitlines()
     return train.removesuffix(" &").split(), agent.split()
 
@@ -72,14 +72,22 @@ def start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def run_page(folder: Path, *, steps: int, seed: int = 0, is_shuffled: bool = False) -> lo.Trainer:
+def run_page(
+    folder: Path,
+    programs: list[str],
+    commands: list[str],
+    *,
+    steps: int,
+    seed: int = 0,
+    is_shuffled: bool = False,
+) -> lo.Trainer:
     """Run the page; kill the trainer after half of its steps, and resume it."""
     from examples.closed_loop.engine import Engine
 
     model = tiny.saved(folder / "model", seed, sharpness=8.0)
-    train, agent = read_commands()
+    train, agent = split_commands(*commands)
     with Engine(model) as engine:
-        write_files(folder, engine.base_url, model, steps=steps, is_shuffled=is_shuffled)
+        write_files(folder, programs, engine.base_url, model, steps=steps, is_shuffled=is_shuffled)
         processes = [start(train, folder)]
         trainer = lo.Trainer(store=lo.Store(folder / ".lightning" / "traces.duckdb"))
         try:
@@ -125,7 +133,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 3, 11])
     options = parser.parse_args()
-    failures = 0
+    page, failures = part(PAGE, str(HERE / "test_gpu_page.py")), 0
+    texts = blocks(page, "python"), blocks(page, "bash")
     for seed, is_shuffled in [*((seed, False) for seed in options.seeds), (options.seeds[0], True)]:
         with tempfile.TemporaryDirectory() as folder:
             trainer = run_page(

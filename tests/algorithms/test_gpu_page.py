@@ -8,13 +8,15 @@ from examples.closed_loop import tiny  # noqa: F401  # skipped without transform
 pytest.importorskip("trl")
 
 from tests.algorithms.gpu_page import run_page
+from tests.pages import DOCS, blocks, part
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
 
 
 def test_the_page_closes_the_loop(tmp_path: Path) -> None:
     """Two steps, the trainer killed between them: the agent uses what was announced."""
-    trainer = run_page(tmp_path, steps=2)
+    page = part(DOCS / "training.md", __file__)
+    trainer = run_page(tmp_path, blocks(page, "python"), blocks(page, "bash"), steps=2)
 
     run = trainer.runs.get("@last")
     measured = trainer.runs.metrics(run.run_id)
