@@ -138,7 +138,7 @@ def main() -> None:
     for seed, is_shuffled in [*((seed, False) for seed in options.seeds), (options.seeds[0], True)]:
         with tempfile.TemporaryDirectory() as folder:
             trainer = run_page(
-                Path(folder), steps=options.steps, seed=seed, is_shuffled=is_shuffled
+                Path(folder), *texts, steps=options.steps, seed=seed, is_shuffled=is_shuffled
             )
             rewards = read_rewards(trainer)
             size = len(rewards) // 8
