@@ -81,7 +81,7 @@ def test_a_session_that_is_read_half_written_is_completed(tmp_path: Path, agent:
 def list_texts(row: dict[str, Any]) -> list[str]:
     """Return what a row of chat says: reasoning, texts, calls and results."""
     texts: list[str] = []
-    for each in row["messages"]:
+    for each in (*row["prompt"], *row["completion"]):
         calls = [call["function"] for call in each.get("tool_calls") or ()]
         texts += filter(None, (each.get("reasoning_content"), each["content"]))
         texts += [f"{call['name']} {call['arguments']['command']}" for call in calls]

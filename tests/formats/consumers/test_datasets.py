@@ -31,7 +31,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return recorded(tmp_path_factory.mktemp("recorded") / "traces.duckdb")
 
 
-@pytest.mark.parametrize("name", formats.names)
+@pytest.mark.parametrize("name", sorted(formats.names))
 def test_folders_and_parquet_have_the_types_of_their_columns(
     store: Store, tmp_path: Path, name: str
 ) -> None:
