@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from examples.closed_loop import tiny
-from tests.pages import DOCS, blocks, part
+from tests.pages import DOCS, blocks, environment, part
 
 import lightning_otel as lo
 
@@ -61,14 +61,16 @@ def start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
     variables = [word for word in command if "=" in word and not word.startswith("-")]
     words = [word for word in command if word not in variables]
     quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TQDM_DISABLE": "1"}
-    environment = {
-        **os.environ, **dict.fromkeys(OFFLINE, "1"), **quiet,
-        **dict(word.split("=", 1) for word in variables),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }  # fmt: skip
+    settings = {**dict.fromkeys(OFFLINE, "1"), **quiet}
+    settings.update(word.split("=", 1) for word in variables)
     with (folder / "log").open("ab") as log:
         return subprocess.Popen(
-            words, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
+            words,
+            cwd=folder,
+            env=environment(**settings),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
 
 
