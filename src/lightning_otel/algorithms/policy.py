@@ -201,7 +201,7 @@ class PolicyGradient(GradientAlgorithm):
         if ages and not lags and self._is_following:
             self._is_following = False  # said once
             log.warning("no step says which version of %s acted: %s", self._follow, UNKNOWN_AGE)
-        metrics = {"unknown_staleness": float(len(ages) - len(lags))}
+        metrics = {"unknown_staleness": float(ages.count(None))} if ages else {}
         if lags:
             metrics["staleness"] = sum(lags) / len(lags)
         return Rows(records, +exclusions, metrics)
