@@ -1,11 +1,11 @@
 """The recipe for a training service of one's own, against what it should compute."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 from examples.closed_loop import tiny
+from tests.algorithms.apo.desk import load_example
 from tests.trainer.made import spans_of
 
 import lightning_otel as lo
@@ -19,13 +19,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
 @pytest.fixture(scope="module")
 def example() -> Any:
     """The example as a module; nothing is run."""
-    path = Path(__file__).parents[2] / "examples" / "training" / "own_trainer.py"
-    spec = importlib.util.spec_from_file_location("own_trainer", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_example("own_trainer")
 
 
 def recorded(path: Path) -> lo.Store:

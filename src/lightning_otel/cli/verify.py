@@ -28,7 +28,7 @@ def _inherit_stated(ctx: click.Context, param: click.Parameter, value: str | Non
     callback=_inherit_stated,
     help="Compare with this store, too: it holds the spans and accounts for each step.",
 )
-def verify(path: Path, store: str | None) -> int:  # fmt: skip
+def verify(path: Path, store: str | None) -> int:
     """Compare exported files with their certificate: export FORMAT OUT --certificate.
 
     PATH is the file or folder that was exported. Exit code 0: as certified; 1: not; 3: there is no

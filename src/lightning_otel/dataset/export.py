@@ -89,8 +89,9 @@ def export(
         raise ConfigError("a split writes two files; name a file or folder for the rows")
     layout = formats.get(name)
     is_folder = path is not None and kind_of(path, kind) == "folder"
-    census = Census(is_full=is_folder or source is not None)
-    is_divided = split.share is not None or is_folder or source is not None
+    is_full = is_folder or source is not None  # card and certificate tell of tasks, too
+    is_divided = is_full or split.share is not None
+    census = Census(is_full=is_full)
 
     def read(side: str) -> Iterator[Trajectory]:
         rollouts = 0

@@ -15,7 +15,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.algorithms.apo.desk import PATH, desk
+from tests.algorithms.apo.desk import EXAMPLES, desk
 
 from lightning_otel import Store
 from lightning_otel.algorithms.apo import APO
@@ -79,7 +79,7 @@ def test_apo_goes_on_after_a_kill(store: Store, tmp_path: Path) -> None:
         DemoServer(killer) as server,
         openai.OpenAI(base_url=server.base_url, api_key="none") as client,
     ):
-        command = [sys.executable, "-c", CHILD, PATH, server.base_url, store.name]
+        command = [sys.executable, "-c", CHILD, EXAMPLES / "apo.py", server.base_url, store.name]
         with subprocess.Popen(command) as killer.child:
             killer.child.wait(50)
         assert killer.child.returncode == -signal.SIGKILL
