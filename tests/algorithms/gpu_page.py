@@ -13,10 +13,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from examples.closed_loop import tiny
+from examples.closed_loop.__main__ import OFFLINE, wait_for
 from tests.pages import DOCS, blocks, environment, part
 
 import lightning_otel as lo
@@ -24,7 +24,6 @@ import lightning_otel as lo
 HERE = Path(__file__).parent
 PAGE = DOCS / "training.md"
 REWARD = re.compile(r"lo\.emit_reward\((.*)\)\n")
-OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 
 
 def write_files(
@@ -93,13 +92,13 @@ def run_page(
         processes = [start(train, folder)]
         trainer = lo.Trainer(store=lo.Store(folder / ".lightning" / "traces.duckdb"))
         try:
-            wait_for(lambda: "endpoint" in trainer.resources.names(), processes[0])
+            wait_for("endpoint", lambda: "endpoint" in trainer.resources.names(), among=processes)
             processes.append(start(agent, folder))
-            wait_for(lambda: read_step(trainer) >= steps // 2, processes[0])
+            wait_for("step", lambda: read_step(trainer) >= steps // 2, among=processes)
             processes[0].kill()
             processes[0].wait(60)
             processes[0] = start(train, folder)
-            wait_for(lambda: processes[0].poll() is not None, processes[1])
+            wait_for("end", lambda: processes[0].poll() is not None, among=processes[1:])
             assert processes[0].returncode == 0, (folder / "log").read_text()[-4000:]
         finally:
             for process in processes:
@@ -107,15 +106,6 @@ def run_page(
                     os.killpg(process.pid, signal.SIGINT)
                     process.wait(60)
     return trainer
-
-
-def wait_for(is_done: "object", process: subprocess.Popen[bytes], limit_s: float = 1800) -> None:
-    """Wait while a process runs."""
-    until_s = time.monotonic() + limit_s
-    while not is_done():  # type: ignore[operator]
-        assert process.poll() is None, f"{process.args!r} ended"
-        assert time.monotonic() < until_s
-        time.sleep(0.2)
 
 
 def read_step(trainer: lo.Trainer) -> int:
