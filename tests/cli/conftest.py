@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
 
-import numpy as np
+import duckdb
 import openai
 import pytest
 from tests.command import invoke
@@ -32,7 +32,8 @@ _TIMEOUT_S = 50
 
 def read_ns(text: str) -> int:
     """Read a time of a table, in UTC."""
-    return int(np.datetime64(text.removesuffix("Z"), "ns").astype(int))
+    query = "SELECT epoch_ns(?::TIMESTAMP_NS)"
+    return int(duckdb.execute(query, [text.removesuffix("Z")]).fetchall()[0][0])
 
 
 def lines_of_error(done: CompletedProcess[str]) -> list[str]:
