@@ -1,8 +1,8 @@
 """Runs tests against real releases that cannot all live in one environment.
 
-    python tests/environments.py [NAME ...] [--folder FOLDER] [--list]
+    python tests/environments.py [NAME ...] [--jobs N] [--folder FOLDER] [--list]
 
-Each name is one virtual environment, made here one after the other: the newest releases of what
+Each name is one virtual environment, made here in this order: the newest releases of what
 lives together, the oldest we claim, and one for each library that pins what the others need. A
 framework's tests skip themselves where the framework is missing; in the environment that is made
 for them such a skip is a failure.
@@ -22,6 +22,7 @@ import time
 import venv
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -355,6 +356,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ENVIRONMENTS))
     parser.add_argument("--folder", type=Path, help="keep the environments here")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at once")
     parser.add_argument("--list", action="store_true", help="print the names and requirements")
     given = parser.parse_args(arguments)
     unknown = sorted(set(given.names) - set(ENVIRONMENTS))
@@ -368,8 +370,9 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = given.folder.resolve() if given.folder else Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        # A list, not a generator: all of them run, whatever came of the first.
-        results = [passes(name, folder, Path(scratch) / f"{name}.xml") for name in names]
+        with ThreadPoolExecutor(given.jobs) as pool:
+            reports = [Path(scratch) / f"{name}.xml" for name in names]
+            results = list(pool.map(passes, names, [folder] * len(names), reports))
     return 0 if all(results) else 1
 
 
