@@ -45,7 +45,8 @@ def to_conventions(span: Span, *, with_content: bool) -> Span:
     if not isinstance(reward, Reward) or c.EVALUATION_NAME in span.attributes:
         return span
     shared: dict[str, Any] = {}
-    if with_content and (text := get_text(span.attributes, c.FEEDBACK_TEXT)):
+    keys = (c.FEEDBACK_TEXT, c.EVALUATION_EXPLANATION) if with_content else ()
+    if text := next(filter(None, (get_text(span.attributes, key) for key in keys)), None):
         shared[c.EVALUATION_EXPLANATION] = text
     if response_id := dict(reward.links).get(c.RESPONSE_ID):
         shared[c.RESPONSE_ID] = response_id

@@ -1,6 +1,7 @@
 """``reward``, ``apply-rewards``: rewards of what is stored."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -28,12 +29,13 @@ from lightning_otel.types.values import check_finite
 
 if TYPE_CHECKING:
     from lightning_otel.rewards import Applied, Judgement
+    from lightning_otel.rewards.agreement import Agreement
 
 _MOST_NAMED: Final = 5
 _JUDGEMENT: Final = ("rollout_id", "attempt_id", "agent", "rewards", "failure")
 _COUNTS: Final = (
-    "version", "rewards", "mean", "attempts", "held", "changed", "none", "running", "stepless",
-    "failed",
+    "version", "rewards", "mean", "attempts", "held", "changed", "none", "running", "crashed",
+    "stepless", "failed",
 )  # fmt: skip
 
 
@@ -82,7 +84,13 @@ def reward(target: str, value: float | None, name: str, retract: bool, store: st
 
 
 @click.command("apply-rewards")
-@click.argument("function", metavar="FILE.py:FUNCTION")
+@click.argument("function", metavar="FILE.py:FUNCTION|JUDGE")
+@click.option("--model", metavar="NAME", help="The chat model that judges by a rubric.")
+@click.option("--base-url", metavar="URL", help="That model's server, if it is not OpenAI's.")
+@click.option(
+    "--labels", "label", metavar="NAME", help="Compare with this reward, which people gave."
+)
+@click.option("--with-failed", is_flag=True, help="Score rollouts that failed, too.")
 @rollout_option
 @when_options
 @click.option("--version", "version", default="", metavar="NAME",
@@ -92,16 +100,24 @@ def reward(target: str, value: float | None, name: str, retract: bool, store: st
 @format_option
 @store_option
 def apply_rewards(
-    function: str, rollout: str | None, is_dry_run: bool, form: Form | None, store: str | None,
-    **keywords: Any,
+    function: str, model: str | None, base_url: str | None, label: str | None,
+    rollout: str | None, is_dry_run: bool, form: Form | None, store: str | None, **keywords: Any,
 ) -> int:  # fmt: skip
-    """Score every ended rollout that FUNCTION has not scored yet.
+    r"""Score every ended rollout that FUNCTION or JUDGE has not scored yet.
+
+    \b
+    JUDGE is one of
+      exact:PATH              1 if the answer is what stands in the task at PATH
+      regex:PATTERN           1 if the pattern matches in the answer
+      json-schema:FILE.json   1 if the answer is JSON that the schema allows
+      rubric:FILE.md          0 to 1, by a chat model (--model)
 
     FUNCTION declares what it needs as parameters: task, answer, trajectory, trajectories, rewards,
     rollout. It returns a number, a dict of named numbers, or None. A module name works in place of
-    FILE.py. The exit code is 1 if it raised for any rollout; the other rewards are stored.
+    FILE.py. The exit code is 1 if it failed for any rollout; the other rewards are stored.
     """
     from lightning_otel.dataset import Store
+    from lightning_otel.rewards import agreement, judges
     from lightning_otel.rewards import apply_rewards as apply
 
     rows: list[Mapping[str, Any]] = []
@@ -114,7 +130,7 @@ def apply_rewards(
             row = judgement._asdict()
             rows.append({"rewards": row.pop("values"), **row})
 
-    judge = load_named(function)
+    judge = judges.read_judge(function, model=model, base_url=base_url) or load_named(function)
     opened = Store(store)
     rollout_id = find_rollout_id(opened, rollout)
     if not is_dry_run:
@@ -124,16 +140,36 @@ def apply_rewards(
             opened, judge, is_dry_run=is_dry_run, told=take, progress=progress,
             rollout_id=rollout_id, **keywords,
         )  # fmt: skip
+    name = f"{applied.name}@{applied.version}" if applied.version else applied.name
+    compared = agreement.read_agreement(opened, name, label) if label else None
     if form == "json":
         counts = {name: getattr(applied, name) for name in _COUNTS}
-        print_json({"function": applied.name, **counts, "dry_run": is_dry_run, "judgements": rows})
+        more = {"agreement": asdict(compared)} if compared else {}
+        print_json({
+            "function": applied.name, **counts, "dry_run": is_dry_run, "judgements": rows, **more,
+        })  # fmt: skip
     elif is_dry_run:
         print_rows(rows, _JUDGEMENT, form=form)
     for line in (*_word_results(applied, is_dry_run=is_dry_run), *failures):
         print_note(line)
+    if compared:
+        print_note(_word_agreement(compared))
     if applied.rewards and not is_dry_run:
         suggest("export triplets", store)
     return 1 if applied.failed else 0
+
+
+def _word_agreement(compared: "Agreement") -> str:
+    if not compared.rollouts:
+        return f"  no rollout has both this reward and {compared.label}"
+    numbers = {
+        "κ": compared.kappa,
+        "rank correlation": compared.correlation,
+        "mean difference": compared.difference,
+    }
+    words = (f"{name} {value:.2f}" for name, value in numbers.items() if value is not None)
+    of = f"{compared.same} of {count_noun(compared.rollouts, 'rollout')}"
+    return ", ".join([f"  agrees with {compared.label} on {of}", *words])
 
 
 def _word_results(applied: "Applied", *, is_dry_run: bool) -> Iterator[str]:
@@ -152,6 +188,7 @@ def _word_results(applied: "Applied", *, is_dry_run: bool) -> Iterator[str]:
         ),
         (applied.none, "of which it said nothing"),
         (applied.running, "still running; do it again later"),
+        (applied.crashed, "that failed, left alone; --with-failed judges them"),
     ):
         if count:
             yield f"  {count} {words}"

@@ -15,6 +15,7 @@ from lightning_otel.adapter.triplet import INCOMPLETE_ROLLOUT
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.query import QueryKeywords, TransitionQuery
 from lightning_otel.errors import NotFoundError
+from lightning_otel.rewards import judges
 from lightning_otel.rewards.feedback import Keep, derive_span_id, replace_span_id, write_spans
 from lightning_otel.rewards.functions import Case, Failure, RewardFunction
 from lightning_otel.store.schema import NARROW_COLUMNS
@@ -27,7 +28,7 @@ from lightning_otel.types.rollouts import FINAL
 from lightning_otel.types.transitions import distinct_steps
 from lightning_otel.types.values import parse_json
 
-__all__ = ["Applied", "Judgement", "apply_rewards"]
+__all__ = ["Applied", "Judgement", "apply_rewards", "judges"]
 
 _ROLLOUTS: Final = """
 SELECT rollout_id, attempt_id, status, task, agents, reward, start_ns, end_ns FROM rollouts
@@ -86,6 +87,7 @@ class Applied:
         changed: Those of ``held`` that it judged when its source text was another.
         none: Cases of which it said nothing.
         running: Attempts that have not ended yet.
+        crashed: Attempts that failed, and were left alone.
         stepless: Ended attempts it was not asked about, as they made no step.
         failed: Cases in which it raised, or gave what is no number, by what that was.
         total: The sum of the primary numbers of ``rewards``.
@@ -99,6 +101,7 @@ class Applied:
     changed: int = 0
     none: int = 0
     running: int = 0
+    crashed: int = 0
     stepless: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     total: float = 0.0
@@ -115,6 +118,7 @@ def apply_rewards(
     *,
     version: str = "",
     is_dry_run: bool = False,
+    with_failed: bool = False,
     told: Callable[[Judgement], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
     **keywords: Unpack[QueryKeywords],
@@ -137,6 +141,7 @@ def apply_rewards(
         version: Another one than before is asked about everything anew; it stands behind the names
             of its rewards, as in ``exact_match@2``.
         is_dry_run: Ask the function, and keep nothing.
+        with_failed: Judge attempts, too, whose program failed or broke off.
         told: Called with each judgement.
         progress: Called with the numbers of attempts that are done, and of about all.
         **keywords: Attempts and credit, as :meth:`Store.transitions` takes them.
@@ -169,6 +174,8 @@ def apply_rewards(
         # One that is not there began after the store was asked, and so cannot be over for sure.
         if recorded is None or recorded.status not in FINAL:
             applied.running += 1
+        elif recorded.status == "failed" and not with_failed:
+            applied.crashed += 1
         else:
             spans: list[Span] = []
             for case in _make_cases(judge, recorded, key[1], trajectories):
@@ -272,6 +279,8 @@ def _make_span(
         c.REWARD_FUNCTION: judge.name,
         c.REWARD_VERSION: judge.version,
         c.REWARD_SOURCE: judge.source,
+        c.REWARD_PROMPT: judge.prompt,
+        c.EVALUATION_EXPLANATION: getattr(next(iter(values.values())), "explanation", ""),
     }
     return replace_span_id(
         span, identity, {name: text for name, text in attributes.items() if text}

@@ -43,6 +43,22 @@ class Case(NamedTuple):
         return content if isinstance(content, str) else ""
 
 
+class Score(float):
+    """A reward with the reason for it, which is stored beside it."""
+
+    explanation: str
+
+    def __new__(cls, value: float, explanation: str) -> "Score":
+        """Return the number with its reason."""
+        score = super().__new__(cls, value)
+        score.explanation = explanation
+        return score
+
+
+class JudgeError(ConfigError):
+    """A judge can judge nothing for now: the rest of the rollouts is not tried."""
+
+
 class Failure(NamedTuple):
     """The reason why a function gave no reward."""
 
@@ -78,6 +94,12 @@ class RewardFunction:
         )
 
     @property
+    def prompt(self) -> str:
+        """What it asks a chat model by; empty if it asks none."""
+        prompt = getattr(self.call, "prompt", "")
+        return prompt if isinstance(prompt, str) else ""
+
+    @property
     def judges_each_trajectory(self) -> bool:
         """True if it is called for each trajectory, rather than once for an attempt."""
         return _TRAJECTORY in self.asked.values()
@@ -92,6 +114,8 @@ class RewardFunction:
             result = self.call(**values)
             if inspect.iscoroutine(result):
                 result = call_outside_loop(partial(asyncio.run, result))
+        except JudgeError:
+            raise
         except Exception as exc:  # noqa: BLE001  # a user's function may raise anything
             kind = type(exc).__name__
             return Failure(kind, _one_line_of(f"{kind}: {exc}"))
@@ -148,8 +172,9 @@ def _find_parameters(function: Callable[..., object], name: str) -> dict[str, st
 
 
 def _hash_source(function: Callable[..., object]) -> str:
+    text = getattr(function, "source_text", None)
     try:
-        text = inspect.getsource(function)
+        text = text if isinstance(text, str) else inspect.getsource(function)
     except (OSError, TypeError):
         return ""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -158,6 +183,8 @@ def _hash_source(function: Callable[..., object]) -> str:
 def _read_number(value: object) -> float | None:
     if isinstance(value, (str, bytes, bytearray)):
         return None
+    if isinstance(value, Score):
+        return value
     try:
         return float(value)  # type: ignore[arg-type]  # that is what is found out
     except (TypeError, ValueError, ArithmeticError, RuntimeError):

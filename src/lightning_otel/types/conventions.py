@@ -208,6 +208,8 @@ REWARD_VERSION: Final = "lightning.reward.version"
 """The function's version, where it is not the first."""
 REWARD_SOURCE: Final = "lightning.reward.source"
 """The start of the SHA-256 of the function's source text."""
+REWARD_PROMPT: Final = "lightning.reward.prompt"
+"""What a chat model was asked by for it: a rubric."""
 REWARD_AUTHOR: Final = "lightning.reward.author"
 """Who gave it, by the name or id that a platform has for them."""
 REWARD_AUTHOR_KIND: Final = "lightning.reward.author_kind"
@@ -296,6 +298,7 @@ CONTENT_KEYS: Final = frozenset(
         EVALUATION_EXPLANATION,
         FEEDBACK_TEXT,
         FEEDBACK_METADATA,
+        REWARD_PROMPT,
     }
 )
 """What people, models and tools said, and texts that may quote them: exceptions' above all."""

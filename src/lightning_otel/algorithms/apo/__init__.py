@@ -14,17 +14,19 @@ from typing import Any, ClassVar, Final, TypeAlias
 from lightning_otel import errors
 from lightning_otel.algorithms.apo import episodes
 from lightning_otel.algorithms.apo.search import Search
-from lightning_otel.algorithms.apo.texts import AGENT, Candidate, Chat, Model, TaskSet, Texts, chat
+from lightning_otel.algorithms.apo.texts import AGENT, Candidate, TaskSet, Texts
 from lightning_otel.algorithms.base import BaseAlgorithm, unknown_option
 from lightning_otel.algorithms.run import Run
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError, NotInstalledError, TrainingError
+from lightning_otel.rewards.chat_model import Chat, Model, connect_chat
 from lightning_otel.types import Resource
 
 __all__ = ["APO"]
 
 log = logging.getLogger(__name__)
 
+_NOUN: Final = "reflection model"
 _PASSED: Final = (
     "candidate_selection_strategy",
     "frontier_type",
@@ -131,7 +133,9 @@ class APO(BaseAlgorithm):
         self.minibatch_size, self.seed = reflection_minibatch_size, seed
         self.template = reflection_prompt_template
         self.gepa = _check_options(gepa)
-        self._model = reflection_lm if model is None else chat(model, base_url, timeout_s)
+        self._model = (
+            reflection_lm if model is None else connect_chat(_NOUN, model, base_url, timeout_s)
+        )
 
     @property
     def writer(self) -> Model:
@@ -156,7 +160,7 @@ class APO(BaseAlgorithm):
             ConfigError: A resource or model is missing, or no prompt; or the budget is too small.
         """
         if self._model is None:
-            self._model = chat(_recorded_model(context.store), *self._server)
+            self._model = connect_chat(_NOUN, _recorded_model(context.store), *self._server)
         if isinstance(self._model, Chat):
             self._model.check_key()
         if not self._goes_on:

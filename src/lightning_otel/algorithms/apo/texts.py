@@ -5,15 +5,15 @@ writing model are recorded as those of the agent ``apo`` in rollouts of their ow
 """
 
 import json
-import logging
 import random
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.adapter.conversations import make_conversations
-from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError
+from lightning_otel.errors import TrainingError
+from lightning_otel.rewards.chat_model import Chat, Model
 from lightning_otel.tracing import auto_trace
 from lightning_otel.tracing.emitters import emit_object
 from lightning_otel.types import Conversation, Prompt, Resource, Trajectory
@@ -27,7 +27,6 @@ AGENT: Final = "apo"
 PATIENCE: Final = 3
 """Answers in a row without a usable text, after which the model is given up."""
 _TRIES: Final = 8
-_CHECK_S: Final = 10.0
 _KEEP: Final = (
     "The instructions are a template: {names} stand for what is filled in later. Write each of "
     "them exactly so, once at least, and no other name in single braces."
@@ -37,9 +36,6 @@ Candidate = dict[str, str]
 """Texts by name: what is tried together."""
 Pair = tuple[dict[str, Any], dict[str, Any]]
 """A question of a user, and the last answer."""
-log = logging.getLogger(__name__)
-
-Model = Callable[[str], str | None]
 Records = Mapping[str, Sequence[Mapping[str, Any]]]
 """For each text what the agent was given with it, answered, and was told about that."""
 
@@ -269,53 +265,3 @@ class Writer:
             return "", "it answered nothing"
         text = self._signature.output_extractor(answer.strip())["new_instruction"]
         return text, self._texts.find_fault(name, text)
-
-
-class Chat:
-    """A reflection model behind the ``openai`` client."""
-
-    def __init__(self, model: str, client: Any) -> None:
-        self._model, self._client = model, client
-
-    def check_key(self) -> None:
-        """Raise ConfigError if the server refuses the key; it is asked before agents run."""
-        import openai
-
-        try:
-            self._client.with_options(max_retries=0, timeout=_CHECK_S).models.list()
-        except openai.AuthenticationError as exc:
-            raise ConfigError(
-                f"the server of the reflection model {self._model!r} refuses the key: {exc}; "
-                "export the right OPENAI_API_KEY"
-            ) from exc
-        except openai.OpenAIError:  # it lists no models, or is down for now: the search tells
-            log.debug("the reflection model's key cannot be checked", exc_info=True)
-
-    def __call__(self, prompt: str) -> str | None:
-        """Return the model's answer to a prompt."""
-        reply = self._client.chat.completions.create(
-            model=self._model, messages=[{"role": "user", "content": prompt}]
-        )
-        return reply.choices[0].message.content if reply.choices else None
-
-
-def chat(model: str, base_url: str | None, timeout_s: float) -> Model:
-    """Return a model behind the ``openai`` client, which reads its key from the environment."""
-    try:
-        import openai
-    except ModuleNotFoundError as exc:
-        raise NotInstalledError(
-            f"the reflection model {model!r} is reached through the openai client, which is not "
-            "installed; pip install 'lightning-otel[openai]', or give reflection_lm=… a function"
-        ) from exc
-    try:
-        return Chat(model, openai.OpenAI(base_url=base_url, timeout=timeout_s))
-    except openai.OpenAIError as exc:
-        if base_url is None:
-            raise ConfigError(
-                f"the reflection model {model!r} has no key ({exc}); export OPENAI_API_KEY, or "
-                "give base_url=… a server of your own"
-            ) from exc
-        # A server of one's own asks for none, but the client does.
-        client = openai.OpenAI(base_url=base_url, api_key="none-needed", timeout=timeout_s)
-        return Chat(model, client)
