@@ -15,10 +15,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from lightning_otel import capture
 from lightning_otel.dialects import Dialect, find_dialect, may_ask_model
-from lightning_otel.dialects.events import is_ended
 from lightning_otel.instrumentors.body import MAX_KEPT_BYTES
 from lightning_otel.instrumentors.http import RECORDED, Exchange, Sent, begin_request
-from lightning_otel.proxy.codings import Decode, find_decoder, readable_codings
+from lightning_otel.proxy.codings import Chunks, Decode, find_decoder, readable_codings
 from lightning_otel.proxy.routes import Destination, Upstream, server_address
 
 if TYPE_CHECKING:
@@ -73,6 +72,7 @@ class Passage:
     _has_begun = _has_ended = False
     _context = Context()
     _exchange: Exchange | None = None
+    _chunks: Chunks | None = None
     _decode: Decode | None = None
     _decode_answer: Decode | None = None
     _first_s: float | None = None
@@ -204,7 +204,7 @@ class Passage:
         """Return what is sent after a refusal: the request without what was asked besides."""
         assert self._exchange is not None
         self._exchange.note_status(self._status)
-        self._status, self.is_refused = 0, False
+        self._status, self.is_refused, self._chunks = 0, False, None
         self.is_answered = self.is_unreadable = False
         return self.write_whole(self._exchange.fall_back()[0])
 
@@ -214,65 +214,75 @@ class Passage:
             self.is_unreadable = not capture.guard_call(self._read, data)
 
     def _read(self, data: bytes) -> bool:
+        """Return whether it can be read on."""
         try:
-            self._framing.receive_data(data)
-            pieces: list[bytes] = []
-            while type(event := self._framing.next_event()) in _PARTS:
-                if type(event) is h11.Data:
-                    pieces.append(event.data)
-                else:
-                    self._keep_pieces(pieces)
-                    self._take(event)
-            self._keep_pieces(pieces)
-        except h11.RemoteProtocolError:
+            if self._chunks is None:
+                self._framing.receive_data(data)
+                data = self._read_framed()
+            if self._chunks is not None:
+                self._keep(self._chunks.read(data))
+                self.is_answered, data = self._chunks.is_over, self._chunks.rest
+        except (h11.RemoteProtocolError, ValueError):
             return False
+        if self.is_answered and not self.is_refused:
+            self.end(is_whole=True)
         # More than it said: nobody knows what comes next.
-        return not (self.is_answered and self._framing.trailing_data[0])
+        return not (self.is_answered and data)
 
-    def _keep_pieces(self, pieces: list[bytes]) -> None:
-        """Keep what has come of the body in one: to look at each chunk costs more than all else."""
-        if pieces and self.dialect is not None and not self.is_refused:
-            has_ended = capture.guard_call(self._keep, b"".join(pieces))
-            pieces.clear()
-            if has_ended:
-                self.end(is_whole=True)
+    def _read_framed(self) -> bytes:
+        """Read the head and a body that is not in chunks; return what is left."""
+        while type(event := self._framing.next_event()) in _PARTS:
+            if isinstance(event, h11.Data):
+                self._keep(bytes(event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                self.is_answered = True
+            elif isinstance(event, h11.Response) and self._take_head(event):
+                self._chunks = Chunks()
+                break
+        return self._framing.trailing_data[0]
 
-    def _take(self, event: Any) -> None:
-        if isinstance(event, h11.Response):
-            self._status, headers = event.status_code, headers_of(event)
-            exchange = self._exchange
-            self.is_refused = (
-                exchange is not None and exchange.fallback is not None
-                and self._status in (400, 422)
-            )  # fmt: skip
-            self._decode_answer = find_decoder(headers.get("content-encoding", ""))
-            if self.dialect and headers.get("content-type", "").startswith("text/event-stream"):
-                self._marks = tuple(mark.encode() for mark in self.dialect.end_marks)
-        elif isinstance(event, h11.EndOfMessage):
-            self.is_answered = True
-            if not self.is_refused:
-                self.end(is_whole=True)
+    def _take_head(self, event: h11.Response) -> bool:
+        """Return whether the body comes in chunks."""
+        self._status, headers = event.status_code, headers_of(event)
+        exchange = self._exchange
+        self.is_refused = (
+            exchange is not None and exchange.fallback is not None and self._status in (400, 422)
+        )
+        self._decode_answer = find_decoder(headers.get("content-encoding", ""))
+        if self.dialect and headers.get("content-type", "").startswith("text/event-stream"):
+            self._marks = tuple(mark.encode() for mark in self.dialect.end_marks)
+        has_body = self._request.method != b"HEAD" and self._status not in (204, 304)
+        return has_body and "transfer-encoding" in headers
 
-    def _keep(self, piece: bytes) -> bool:
-        """Keep a piece of the answer's body; return whether it ends a stream."""
+    def _keep(self, piece: bytes) -> None:
+        """Keep a piece of the answer's body; write the record where it ends a stream."""
+        if not piece or self.dialect is None or self.is_refused or self._has_ended:
+            return
         if self._first_s is None:
             self._first_s = time.perf_counter() - self._started_s
-        if self._has_ended or self._decode_answer is None or self._size > MAX_KEPT_BYTES:
-            return False
+        text = capture.guard_call(self._decode_piece, piece)
+        if text:
+            self._pieces.append(text)
+            if self._marks and self._is_ended(text):
+                self.end(is_whole=True)
+
+    def _decode_piece(self, piece: bytes) -> bytes:
+        if self._decode_answer is None or self._size > MAX_KEPT_BYTES:
+            return b""
         text = self._decode_answer(piece)
-        if not self._take_room(len(text)):
-            self._decode_answer = None
-            return False
-        self._size += len(text)
-        self._pieces.append(text)
-        if not self._marks:
-            return False
+        if self._take_room(len(text)):
+            self._size += len(text)
+            return text
+        self._decode_answer = None
+        return b""
+
+    def _is_ended(self, text: bytes) -> bool:
+        """Return whether a piece of a stream completes its last event."""
         self._event += text
-        if not self._event.endswith(_EVENT_ENDS):
+        if self.dialect is None or not self._event.endswith(_EVENT_ENDS):
             return False
         events, self._event = bytes(self._event), bytearray()
-        names = [mark.decode() for mark in self._marks if mark in events]
-        return bool(names) and is_ended(events, names)
+        return any(mark in events for mark in self._marks) and self.dialect.is_ended(events)
 
     def end(self, *, is_whole: bool, exc: BaseException | None = None) -> None:
         """Write the record, once; where the request is still being read, after that."""
