@@ -87,7 +87,8 @@ def request(size_kb: int, name: str, *, is_stream: bool, number: int) -> bytes:
     body = json.dumps({"model": name, "stream": is_stream, "messages": [*turns, last]})
     return (
         "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        f"authorization: Bearer {KEY}\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+        f"authorization: Bearer {KEY}\r\nx-session-id: bench\r\n"
+        f"content-length: {len(body)}\r\n\r\n{body}"
     ).encode()
 
 

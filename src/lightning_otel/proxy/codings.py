@@ -16,10 +16,6 @@ _TRAILERS: Final = re.compile(rb"(?:[^\r\n]+\r\n)*\r\n")
 _LONGEST_LINE: Final = 64 << 10
 _ANY_HEADER: Final = 47
 """Has zlib tell gzip and zlib apart."""
-_LIBRARIES: Final = {
-    "br": (("brotli", "Decompressor"), ("brotlicffi", "Decompressor")),
-    "zstd": (("compression.zstd", "ZstdDecompressor"), ("zstandard", "ZstdDecompressor")),
-}
 
 
 class Chunks:
@@ -68,7 +64,7 @@ class _Zlib:
     def __init__(self) -> None:
         self._inner: Any = None
 
-    def decode(self, data: bytes) -> bytes:
+    def decompress(self, data: bytes) -> bytes:
         """Return what the next bytes stand for."""
         text = b""
         while data:
@@ -82,26 +78,18 @@ class _Zlib:
         return text
 
 
-@cache
-def _find_library(coding: str) -> Any:
-    for module, name in _LIBRARIES.get(coding, ()):
-        try:
-            return getattr(import_module(module), name)
-        except ImportError:
-            continue
-    return None
-
-
 def _make_decoder(coding: str) -> Decode | None:
-    if coding in ("gzip", "x-gzip", "deflate"):
-        return _Zlib().decode
-    library = _find_library(coding)
-    if library is None:
+    decoder: Any = _Zlib()
+    try:
+        if coding == "br":
+            decoder = import_module("brotli").Decompressor()
+        elif coding == "zstd":
+            decoder = import_module("zstandard").ZstdDecompressor().decompressobj()
+        elif coding not in ("gzip", "x-gzip", "deflate"):
+            return None
+    except ImportError:
         return None
-    decoder = library()
-    if hasattr(decoder, "decompressobj"):  # of zstandard
-        decoder = decoder.decompressobj()
-    return decoder.process if hasattr(decoder, "process") else decoder.decompress  # type: ignore[no-any-return]  # of a library
+    return decoder.process if coding == "br" else decoder.decompress  # type: ignore[no-any-return]  # of a library
 
 
 def find_decoder(codings: str) -> Decode | None:

@@ -57,11 +57,7 @@ class Server(asyncio.Protocol):
 
 
 class Program(asyncio.Protocol):
-    """A connection of the program.
-
-    Attributes:
-        transport: Its transport.
-    """
+    """A connection of the program."""
 
     def __init__(self, proxy: "Proxy") -> None:
         """Take a connection for a proxy."""
@@ -133,7 +129,7 @@ class Program(asyncio.Protocol):
             return
         self._passage = passage
         if not passage.is_held:
-            self._start(self._open(passage, passage.head))
+            self._start(self._open(passage, passage.write_head))
         elif self._parser.they_are_waiting_for_100_continue:
             self.transport.write(_CONTINUE)
 

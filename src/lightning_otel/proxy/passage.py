@@ -16,9 +16,16 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from lightning_otel import capture
 from lightning_otel.dialects import Dialect, find_dialect, may_ask_model
 from lightning_otel.instrumentors.body import MAX_KEPT_BYTES
-from lightning_otel.instrumentors.http import RECORDED, Exchange, Sent, begin_request
+from lightning_otel.instrumentors.http import (
+    RECORDED,
+    Exchange,
+    Sent,
+    begin_request,
+    parse_content,
+)
 from lightning_otel.proxy.codings import Chunks, Decode, find_decoder, readable_codings
 from lightning_otel.proxy.routes import Destination, Upstream, server_address
+from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
     from lightning_otel.proxy import Proxy
@@ -42,6 +49,11 @@ _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"[DONE]", b"[DONE]\n", b"[DONE]\r\n
 
 
 class _Exchange(Exchange):
+    @property
+    def answer(self) -> str:
+        """The messages of the answer, as JSON text; empty if none came."""
+        return self._request.operation.body.get(c.OUTPUT_MESSAGES, "")
+
     def decode(self, body: bytes) -> bytes:
         """Return a body as it is: it was decoded as it passed."""
         return body
@@ -71,7 +83,7 @@ class Passage:
     failure: BaseException | None = None
     _has_begun = _has_ended = False
     _context = Context()
-    _exchange: Exchange | None = None
+    _exchange: _Exchange | None = None
     _chunks: Chunks | None = None
     _decode: Decode | None = None
     _decode_answer: Decode | None = None
@@ -102,22 +114,15 @@ class Passage:
             if may_ask_model(self.destination.url):
                 self._proxy.note_unread(self.destination)
             return
-        self._context = _within_trace(self._proxy.place(self._headers), self._headers)
-        frame = capture.current_frame(self._context)
-        has_assigner = frame is not None and frame.assigner is not None
         self._decode = find_decoder(self._headers.get("content-encoding", ""))
-        self.is_held = has_assigner or capture.asks_for_ids(frame)
-        self.dialect = dialect
+        self.is_held, self.dialect = self._proxy.is_changing, dialect
         self._proxy.passed += 1
 
-    def head(self) -> bytes:
+    def write_head(self, items: Iterable[tuple[bytes, bytes]] | None = None) -> bytes:
         """Return the head that is sent: with another target and host, without what ends here."""
-        return self._write_head(self._request.headers.raw_items())
-
-    def _write_head(self, items: Iterable[tuple[bytes, bytes]]) -> bytes:
         host = self.destination.host.encode()
         headers = []
-        for name, value in items:
+        for name, value in items or self._request.headers.raw_items():
             lower = name.lower()
             if lower == b"accept-encoding" and self.dialect is not None:
                 headers.append((name, readable_codings(value.decode("latin-1")).encode()))
@@ -146,7 +151,7 @@ class Passage:
         pairs = {name: text for name, text in headers.items() if name.lower() not in _FRAMING}
         pairs |= {"host": self.destination.host, "content-length": str(len(body))}
         encoded = [(name.encode("latin-1"), pairs[name].encode("latin-1")) for name in pairs]
-        head = self._write_head(encoded)
+        head = self.write_head(encoded)
         return head + self.write(h11.Data(data=body)) + self.write(h11.EndOfMessage())
 
     def _take_room(self, size: int) -> bool:
@@ -177,7 +182,7 @@ class Passage:
         """Return the beginning of a request that is too long to be changed."""
         self.is_held, body = False, b"".join(self._sent)
         self.drop_sent()
-        return self.head() + self.write(h11.Data(data=body))
+        return self.write_head() + self.write(h11.Data(data=body))
 
     def begin(self) -> Any:
         """Begin the span, once; return address, body and headers to send in place of its own."""
@@ -187,16 +192,22 @@ class Passage:
         return capture.guard_call(self._begin)
 
     def _begin(self) -> Any:
-        decode, url = None if self.is_unread else self._decode, self.destination.url
+        decode = None if self.is_unread else self._decode
+        content = parse_content(lambda: decode(b"".join(self._sent)) if decode else None)
 
-        def read_sent() -> bytes | None:
-            return decode(b"".join(self._sent)) if decode is not None else None
+        def read_prompt() -> str:
+            if self.dialect is None or content is None:
+                return ""
+            return self.dialect.request_content(content).get(c.INPUT_MESSAGES, "")
 
         def write(url: str, body: bytes | None, headers: dict[str, str]) -> Any:
             return None if body is None else ((url, body, headers), {})
 
+        url, headers = self.destination.url, self._headers
+        context = self._proxy.place(headers, read_prompt)
+        self._context = _within_trace(context, headers)
         with capture.attach_context(self._context):
-            sent = Sent(url, read_sent, self._headers, write, start_ns=self._start_ns)
+            sent = Sent(url, lambda: content, headers, write, start_ns=self._start_ns)
             self._exchange = exchange = begin_request("proxy", sent, _Exchange)
         return exchange.arguments[0] if exchange is not None and exchange.arguments else None
 
@@ -220,7 +231,7 @@ class Passage:
                 self._framing.receive_data(data)
                 data = self._read_framed()
             if self._chunks is not None:
-                self._keep(self._chunks.read(data))
+                capture.guard_call(self._keep, self._chunks.read(data))
                 self.is_answered, data = self._chunks.is_over, self._chunks.rest
         except (h11.RemoteProtocolError, ValueError):
             return False
@@ -233,7 +244,7 @@ class Passage:
         """Read the head and a body that is not in chunks; return what is left."""
         while type(event := self._framing.next_event()) in _PARTS:
             if isinstance(event, h11.Data):
-                self._keep(bytes(event.data))
+                capture.guard_call(self._keep, bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
                 self.is_answered = True
             elif isinstance(event, h11.Response) and self._take_head(event):
@@ -260,29 +271,21 @@ class Passage:
             return
         if self._first_s is None:
             self._first_s = time.perf_counter() - self._started_s
-        text = capture.guard_call(self._decode_piece, piece)
-        if text:
-            self._pieces.append(text)
-            if self._marks and self._is_ended(text):
-                self.end(is_whole=True)
-
-    def _decode_piece(self, piece: bytes) -> bytes:
         if self._decode_answer is None or self._size > MAX_KEPT_BYTES:
-            return b""
+            return
         text = self._decode_answer(piece)
-        if self._take_room(len(text)):
-            self._size += len(text)
-            return text
-        self._decode_answer = None
-        return b""
-
-    def _is_ended(self, text: bytes) -> bool:
-        """Return whether a piece of a stream completes its last event."""
+        if not self._take_room(len(text)):
+            self._decode_answer = None
+            return
+        self._size += len(text)
+        self._pieces.append(text)
+        if not self._marks:
+            return
         self._event += text
-        if self.dialect is None or not self._event.endswith(_EVENT_ENDS):
-            return False
-        events, self._event = bytes(self._event), bytearray()
-        return any(mark in events for mark in self._marks) and self.dialect.is_ended(events)
+        if self._event.endswith(_EVENT_ENDS):
+            events, self._event = bytes(self._event), bytearray()
+            if any(mark in events for mark in self._marks) and self.dialect.is_ended(events):
+                self.end(is_whole=True)
 
     def end(self, *, is_whole: bool, exc: BaseException | None = None) -> None:
         """Write the record, once; where the request is still being read, after that."""
@@ -303,10 +306,11 @@ class Passage:
             return
         if not self._status:
             exchange.fail(exc or ConnectionError("the program went before the answer came"))
-            return
-        exchange.note_status(self._status)
-        body = b"".join(self._pieces)
-        exchange.end_body(body, is_whole=is_whole, first_chunk_s=self._first_s, exc=exc)
+        else:
+            exchange.note_status(self._status)
+            body = b"".join(self._pieces)
+            exchange.end_body(body, is_whole=is_whole, first_chunk_s=self._first_s, exc=exc)
+        self._proxy.note_answer(self._context, exchange.answer)
 
 
 def make_parser() -> h11.Connection:
