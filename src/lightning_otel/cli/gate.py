@@ -32,16 +32,17 @@ class Gate:
         self, scope: "Scope", program: Sequence[str], environment: dict[str, str]
     ) -> tuple[Sequence[str], dict[str, str]]:
         """Start it in a thread; return program and environment with the addresses."""
+        context = scope.context
+        if context is None or not self._is_wanted:
+            return program, environment
         from lightning_otel import config
         from lightning_otel.proxy import Proxy
         from lightning_otel.proxy.routes import add_recipe, make_addresses
 
-        context, own = scope.context, config.read_environment("")
-        if context is None or not self._is_wanted:
-            return program, environment
-        is_changing = changes_requests(self._options)
-        proxy = self._proxy = Proxy({}, lambda *_: context, is_changing=is_changing)
+        own = config.read_environment("")
+        proxy = Proxy({}, lambda *_: context, is_changing=changes_requests(self._options))
         proxy.start()
+        self._proxy = proxy
         proxy.upstreams, variables = make_addresses(proxy.port, own)
         address = f"http://127.0.0.1:{proxy.port}"
         pairs = (f"{address}/{key}={upstream.url}" for key, upstream in proxy.upstreams.items())

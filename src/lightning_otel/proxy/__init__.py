@@ -48,11 +48,8 @@ class Proxy:
             its messages as JSON text.
         note_answer: Takes that context and the messages of the answer; none where it failed.
         is_changing: Whether requests may be sent otherwise than they came.
-        port: The port it listens on.
-        requests: How many requests came.
         passed: How many of them asked models, and are recorded.
         unread: Addresses that seem to ask a model in no known dialect, and how often.
-        upgrades: How many WebSockets were refused.
         too_long: How many requests were too long to be read.
         kept_bytes: The size of the bodies that all connections keep.
     """
@@ -74,7 +71,6 @@ class Proxy:
         self.unread: Counter[str] = Counter()
         self.connections: set[Program] = set()
         self._tls: ssl.SSLContext | None = None
-        self._thread: threading.Thread | None = None
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listen.
@@ -92,12 +88,10 @@ class Proxy:
 
     def stop(self) -> None:
         """Take no more, and end what is under way."""
-        loop, thread, self._thread = self._loop, self._thread, None
-        if thread is None:
-            return
+        loop = self._loop
         asyncio.run_coroutine_threadsafe(self._close(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+        self._thread.join()
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
 

@@ -63,7 +63,6 @@ class Passage:
     """One request and its answer on their way.
 
     Attributes:
-        destination: The place that it goes to.
         dialect: Its reader; None where nothing is recorded.
         is_held: Whether it is sent once it is whole, since something in it may be changed.
         is_unread: Whether the request is too long to be read.
