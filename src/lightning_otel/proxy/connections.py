@@ -117,7 +117,8 @@ class Program(asyncio.Protocol):
             return
         destination = proxy.find_destination(target)
         if destination is None:
-            self._answer(404, None, "this address is none of lightning-otel's proxy")
+            message = "this address lacks the key that those of lightning-otel's proxy begin with"
+            self._answer(404, None, message)
             return
         proxy.requests += 1
         passage = Passage(proxy, request, headers, destination)
