@@ -46,6 +46,7 @@ class Proxy:
             those that have no other.
         place: Gives the context of a request's span, by its headers and, where it asks for them,
             its messages as JSON text.
+        answer: Answers by method, path and headers what asks the proxy itself.
         note_answer: Takes that context and the messages of the answer; none where it failed.
         is_changing: Whether requests may be sent otherwise than they came.
         passed: How many of them asked models, and are recorded.
@@ -63,9 +64,8 @@ class Proxy:
         *,
         is_changing: bool,
     ) -> None:
-        """Make one; ``answer`` answers by method, path and headers what asks the proxy itself."""
         self.upstreams, self.is_changing = upstreams, is_changing
-        self.place, self.note_answer, self._answer = place, note_answer, answer
+        self.place, self.note_answer, self.answer = place, note_answer, answer
         self.port = self.requests = self.passed = self.upgrades = self.too_long = 0
         self.kept_bytes = 0
         self.unread: Counter[str] = Counter()
@@ -105,6 +105,8 @@ class Proxy:
     def find_destination(self, target: str) -> Destination | None:
         """Return where a request goes; None where its path has no segment that is known."""
         path = target if target[:1] == "/" else "/" + target.partition("://")[2].partition("/")[2]
+        if path == "/" != target:  # of CONNECT
+            return None
         segment = path[1:].partition("/")[0].partition("?")[0]
         for secret, upstream in self.upstreams.items():
             if not secret:
@@ -118,17 +120,6 @@ class Proxy:
         path = destination.target.decode("latin-1").partition("?")[0]
         name = f"{destination.host}/…/{path.rpartition('/')[2]} (no known dialect)"
         self.unread[name] += 1
-
-    def answer_own(
-        self, method: str, target: str, headers: Mapping[str, str]
-    ) -> tuple[int, Dialect | None, str] | None:
-        """Return the answer to a request for the proxy itself; None for all others."""
-        if method == "CONNECT":
-            return 501, None, "this proxy is no tunnel; give its address as the server's"
-        if target == "/healthz":
-            return 200, None, "ok"
-        text = self._answer(method, target, headers)
-        return None if text is None else (200, None, text)
 
     def write_answer(self, status: int, dialect: Dialect | None, message: str) -> bytes:
         """Return the bytes of an answer of the proxy's own, as an error of the dialect."""
