@@ -363,11 +363,6 @@ def otlp_endpoint(url: str | None = None) -> OtlpEndpoint | None:
     )
 
 
-def has_chosen_autogen_messaging() -> bool:
-    """Return whether the user decided if AutoGen is to make spans of its messages."""
-    return "AUTOGEN_DISABLE_RUNTIME_TRACING" in os.environ
-
-
 def inherited_rollout() -> tuple[str, str] | None:
     """Return the rollout and attempt id handed down by a parent process, if any."""
     return (rollout_id, ATTEMPT.read()) if (rollout_id := ROLLOUT.read()) else None
@@ -385,11 +380,6 @@ def upstream_of(url: str) -> str:
         if url.startswith(address):
             return upstream + url[len(address) :]
     return url
-
-
-def trusted_certificates() -> list[str]:
-    """Return files of certificates that programs trust beside the system's."""
-    return list(filter(None, map(os.environ.get, ("NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE"))))
 
 
 def enter_process(*, is_worker: bool) -> str:

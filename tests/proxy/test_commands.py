@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -160,11 +161,15 @@ def test_server_that_is_down_is_an_error_in_the_dialect(
     assert "hi" in span.attributes[c.INPUT_MESSAGES]
 
 
+KILLS = int(os.environ.get("LIGHTNING_TEST_KILLS", "4"))
+"""After 50 of them more than 2,000 answers were seen to their end."""
+
+
+@pytest.mark.timeout(60 + 30 * KILLS)
 def test_kill_loses_no_answer_that_was_seen(tmp_path: Path, server: DemoServer) -> None:
     log = tmp_path / "log"
     log.mkdir()
-    kills = int(os.environ.get("LIGHTNING_TEST_KILLS", "4"))
-    for number in range(kills):
+    for number in range(KILLS):
         process = subprocess.Popen(
             [sys.executable, "-m", "lightning_otel", "run", "--proxy", "--only",
              "--store", str(tmp_path / "t.duckdb"), "--",
@@ -183,7 +188,7 @@ def test_kill_loses_no_answer_that_was_seen(tmp_path: Path, server: DemoServer) 
             os.kill(child, signal.SIGKILL)
     seen = [line for file in log.iterdir() for line in file.read_text().split()]
     stored = {span.attributes.get(c.RESPONSE_ID) for span in calls_of(tmp_path)}
-    assert len(seen) > 20 * kills
+    assert len(seen) > 40 * KILLS
     assert set(seen) <= stored
 
 
@@ -204,6 +209,35 @@ def test_service_divides_by_session_and_ends_what_is_idle(tmp_path: Path, origin
     assert len(calls_of(tmp_path)) == 3
     assert {span.attributes[c.AGENT_NAME] for span in calls_of(tmp_path)} == {"coder"}
     assert "3 calls, 3 rollouts" in (tmp_path / "notes.txt").read_text()
+
+
+def turn(address: str, origin: Origin, said: list[str], reply: str, status: str = "200 OK") -> None:
+    """Ask with a history, in which every other message is an answer's; a reply comes."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(said)]
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    sent = answer(WHOLE.replace(b'"ok"', json.dumps(reply).encode()), JSON, status=status)
+    if status != "200 OK":
+        sent = answer(b'{"error": {"message": "later"}}', JSON, status=status)
+    origin.script = play(sent)
+    assert talk(address, post(body), len(sent)) == sent
+
+
+def test_service_divides_by_history_where_no_header_names_a_session(
+    tmp_path: Path, origin: Origin
+) -> None:
+    with proxying(tmp_path, origin.url) as (address, _):
+        turn(address, origin, ["hi"], "one")
+        turn(address, origin, ["hi"], "two")
+        turn(address, origin, ["hi", "one", "on"], "", status="503 Busy")
+        turn(address, origin, ["hi", "one", "on"], "three")
+        turn(address, origin, ["hi", "two", "on"], "four")
+        turn(address, origin, ["hi", "never said", "on"], "five")
+        urllib.request.urlopen(urllib.request.Request(f"{address}/end", b""), timeout=20).close()
+        turn(address, origin, ["hi", "one", "on", "three", "so"], "six")
+    by_rollout: dict[str, int] = Counter(span.rollout_id for span in calls_of(tmp_path))
+    assert sorted(by_rollout.values()) == [1, 1, 2, 3]
+    assert "7 calls, 4 rollouts" in (tmp_path / "notes.txt").read_text()
 
 
 def test_service_wants_its_key(tmp_path: Path, origin: Origin) -> None:

@@ -56,8 +56,12 @@ def hash_history(
     for message in observation[len(hashes) :]:
         chain = hash((chain, message_key(message)))
         hashes.append(chain)
-    answers = [hash((chain, message_key(choice))) for choice in action]
-    return History(hashes, array("q", answers))
+    return History(hashes, hash_answers(chain, action))
+
+
+def hash_answers(chain: int, action: Iterable[Message]) -> "array[int]":
+    """Return the running hash of an observation, given its own, with each choice after it."""
+    return array("q", [hash((chain, message_key(choice))) for choice in action])
 
 
 def hash_spoken(call: Call) -> History:

@@ -1,145 +1,105 @@
-"""The proxy that records: under ``run --proxy`` for one program, as ``proxy`` for any."""
+"""``proxy``: the recording proxy for programs that are not started here."""
 
-import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
 import click
+from opentelemetry.context import Context, create_key, set_value
 
+from lightning_otel import provider
+from lightning_otel.adapter.histories import hash_answers, hash_history
+from lightning_otel.cli.gate import changes_requests, tell_unrecorded
 from lightning_otel.cli.options import Stop, store_option
 from lightning_otel.cli.output import count_noun, print_note
-from lightning_otel.errors import ConfigError, NotInstalledError
+from lightning_otel.dataset import Store
+from lightning_otel.errors import ConfigError
+from lightning_otel.instrumentors.model_requests import session_of
+from lightning_otel.messages import parse_messages
+from lightning_otel.redact import scrub
+from lightning_otel.store.files import read_token
+from lightning_otel.store.maintenance import maintain_store
+from lightning_otel.tracing import Options, Scope
 
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
-
-    from lightning_otel.proxy import Proxy
-    from lightning_otel.tracing import Options, Scope
-
-_MOST_ADDRESSES: Final = 3
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_PLACE: Final = create_key("lightning-otel-place")
 
 
-def load_proxy() -> None:
-    """Import what the proxy needs.
-
-    Raises:
-        NotInstalledError: It is not installed.
-    """
-    try:
-        import h11  # noqa: F401
-    except ModuleNotFoundError as exc:
-        raise NotInstalledError(
-            "the proxy needs h11; run: pip install 'lightning-otel[proxy]'"
-        ) from exc
-
-
-class Gate:
-    """The proxy of one run; with ``is_only`` nothing else of ours reaches the program."""
-
-    _proxy: "Proxy | None" = None
-
-    def __init__(self, *, is_only: bool) -> None:
-        self._is_only = is_only
-
-    def open(
-        self, scope: "Scope", program: Sequence[str], environment: dict[str, str]
-    ) -> tuple[Sequence[str], dict[str, str]]:
-        """Start it in a thread; return program and environment with the addresses."""
-        from lightning_otel import config
-        from lightning_otel.proxy import Proxy
-        from lightning_otel.proxy.routes import add_recipe, make_addresses
-
-        context, own = scope.context, config.read_environment("")
-        if context is None:
-            return program, environment
-        proxy = self._proxy = Proxy({}, lambda _: context)
-        proxy.start()
-        proxy.upstreams, variables = make_addresses(proxy.port, own)
-        address = f"http://127.0.0.1:{proxy.port}"
-        pairs = (f"{address}/{key}={upstream.url}" for key, upstream in proxy.upstreams.items())
-        inner = own if self._is_only else {**environment, config.PROXY.name: " ".join(pairs)}
-        return add_recipe(program, variables), {**inner, **variables}
-
-    def close(self) -> None:
-        """Stop it."""
-        if self._proxy is not None:
-            self._proxy.stop()
-
-    def tell(self) -> None:
-        """Say what did not pass, or was not recorded."""
-        if self._proxy is None:
-            return
-        from lightning_otel.proxy.routes import SETTINGS_FILES, VARIABLES
-
-        _tell_unrecorded(self._proxy)
-        if not self._proxy.requests:
-            print_note("  warning: no request came to the proxy:")
-            print_note(f"    the program reads none of {', '.join(VARIABLES)}")
-            print_note(f"    or its own settings name a server: {SETTINGS_FILES}")
-
-
-def _tell_unrecorded(proxy: "Proxy") -> None:
-    for address, count in proxy.unread.most_common(_MOST_ADDRESSES):
-        times = "once" if count < 2 else f"{count:,} times"
-        print_note(f"  warning: not recorded: {address}, asked {times}")
-    if proxy.upgrades:
-        print_note(f"  refused, so that it asks by HTTP: {count_noun(proxy.upgrades, 'WebSocket')}")
-    if proxy.too_long:
-        print_note(f"  passed unread: {count_noun(proxy.too_long, 'request')}, too long")
+@dataclass(slots=True, eq=False)
+class _Rollout:
+    scope: Scope
+    is_named: bool
+    used_s: float = 0.0
+    is_over: bool = False
 
 
 class _Rollouts:
-    """The open rollouts of programs that were not started here, by session; "" for no session."""
+    """The open rollouts of programs that were not started here.
 
-    def __init__(self, options: "Options", key: str) -> None:
+    A request is of the session that its headers name, else of the rollout whose answer its history
+    goes on with, or whose failed request it repeats. Those without messages share one.
+    """
+
+    def __init__(self, options: Options, key: str) -> None:
         self._options = options
         self._end_path = f"/{key}/end" if key else "/end"
-        self._open: dict[str, tuple[Scope, float]] = {}
+        self._open: dict[str | int, _Rollout] = {}
+        """By id, and by the hash of each history that may go on."""
         self._lock = threading.Lock()
         self.count = 0
 
-    def place(self, headers: Mapping[str, str]) -> "Context":
-        """Return the context of a request: of the rollout of its session."""
-        from opentelemetry.context import Context
-
-        from lightning_otel import tracing
-        from lightning_otel.instrumentors.model_requests import session_of
-
-        session_id = session_of(headers) or ""
+    def place(self, headers: Mapping[str, str], read_prompt: Callable[[], str]) -> Context:
+        """Return the context of a request, in which its rollout and its history stand."""
+        session_id = session_of(headers)
+        messages = parse_messages(read_prompt()) if session_id is None else None
+        history = hash_history(messages or ())
+        name = session_id or (None if messages else "")
+        keys = reversed(history.prefixes) if name is None else [name]
         with self._lock:
-            if session_id in self._open:
-                scope = self._open[session_id][0]
-            else:
-                scope = tracing.Scope({**self._options, "rollout_id": session_id or None}, "proxy")
+            rollout = next((self._open[key] for key in keys if key in self._open), None)
+            if rollout is None:
+                scope = Scope({**self._options, "rollout_id": session_id}, "proxy")
+                rollout = _Rollout(scope, session_id is not None)
+                self._open[scope.opened.rollout_id if name is None else name] = rollout
                 self.count += 1
-            self._open[session_id] = scope, time.monotonic()
-        return scope.context if scope.context is not None else Context()
+            rollout.used_s = time.monotonic()
+        return set_value(_PLACE, (rollout, history.given), rollout.scope.context or Context())
+
+    def note_answer(self, context: Context, answer: str) -> None:
+        """Note what the next request of a conversation goes on with."""
+        rollout, history = cast("tuple[_Rollout, int]", context.get(_PLACE))
+        left = hash_answers(history, parse_messages(scrub(answer)) or ()) or (history,)
+        with self._lock:
+            rollout.used_s = time.monotonic()
+            if history and not rollout.is_over:
+                self._open.update(dict.fromkeys(left, rollout))
 
     def answer(self, method: str, target: str, headers: Mapping[str, str]) -> str | None:
-        """End the rollout of a session that a program says is over."""
-        from lightning_otel.instrumentors.model_requests import session_of
-
+        """End the rollout that a program says is over; without a name all that no header named."""
         if method != "POST" or target != self._end_path:
             return None
-        self.end(session_of(headers) or "")
+        session_id = session_of(headers)
+        named = self._open.get(session_id or "")
+        self._end(lambda rollout: rollout is named if session_id else not rollout.is_named)
         return "ended"
 
-    def end(self, session_id: str | None = None, *, idle_s: float = 0.0) -> None:
-        """End rollouts: all of them, one, or those that were idle for so long."""
+    def end(self, idle_s: float = 0.0) -> None:
+        """End the rollouts that were idle for so long."""
         before_s = time.monotonic() - idle_s
+        self._end(lambda rollout: rollout.used_s <= before_s)
+
+    def _end(self, is_over: Callable[[_Rollout], bool]) -> None:
         with self._lock:
-            names = [
-                name
-                for name, (_, used_s) in self._open.items()
-                if session_id in (None, name) and used_s <= before_s
-            ]
-            scopes = [self._open.pop(name)[0] for name in names]
-        for scope in scopes:
-            scope.end()
+            over = set(filter(is_over, self._open.values()))
+            for rollout in over:
+                rollout.is_over = True
+            self._open = {key: entry for key, entry in self._open.items() if not entry.is_over}
+        for rollout in over:
+            rollout.scope.end()
 
 
 @click.command()
@@ -164,14 +124,10 @@ def proxy(
     """Pass requests of any program on to a model server, and record them.
 
     Prints the address to give a program in place of the server's; stops at SIGTERM or Ctrl-C. A
-    rollout is a session that a header names, such as X-Session-ID; POST /end with that header ends
-    it at once. GET /healthz answers while it runs.
+    rollout is a session that a header names, such as X-Session-ID, or else a conversation: requests
+    that go on with the answer before. POST /end with the header ends it at once, without a header
+    all that no header named. GET /healthz answers while it runs.
     """
-    from lightning_otel import provider
-    from lightning_otel.dataset import Store
-    from lightning_otel.store.maintenance import maintain_store
-
-    load_proxy()
     from lightning_otel.proxy import Proxy, Upstream
 
     host, port = _parse_listen(listen)
@@ -187,10 +143,15 @@ def proxy(
         raise ConfigError("proxy needs a store on this disk; name one with --store")
     opened.layout.create()
     provider.leave_otlp_to_the_store()
-    key = _read_key(key_file) if key_file is not None else ""
+    key, is_new = read_token(key_file) if key_file is not None else ("", False)
+    if is_new:
+        print_note(f"made {key_file}: addresses begin with /KEY, the key in it")
     options: Any = {"store": opened, **{name: switches[name] or None for name in switches}}
     rollouts = _Rollouts(options, key)
-    server = Proxy({key: Upstream(upstream)}, rollouts.place, rollouts.answer)
+    server = Proxy(
+        {key: Upstream(upstream)}, rollouts.place, rollouts.note_answer, rollouts.answer,
+        is_changing=changes_requests(options),
+    )  # fmt: skip
     with Stop() as stop, maintain_store(opened.layout):
         try:
             server.start(host, port)
@@ -207,24 +168,16 @@ def proxy(
     opened.writer().seal()
     counts = count_noun(server.passed, "call"), count_noun(rollouts.count, "rollout")
     print_note(f"⚡ {', '.join(counts)} → {opened.name}")
-    _tell_unrecorded(server)
+    tell_unrecorded(server)
     return 0
 
 
 def _parse_listen(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65_535:
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if host is None or port is None:
         raise ConfigError(f"{text!r} is no HOST:PORT, such as 127.0.0.1:4319")
-    return host.strip("[]"), int(port)
-
-
-def _read_key(file: Path) -> str:
-    from lightning_otel.store.files import write_private
-
-    if not file.exists():
-        write_private(file, f"{secrets.token_urlsafe(24)}\n".encode())
-        print_note(f"made {file}: addresses begin with /KEY, the key in it")
-    key = file.read_text().strip()
-    if not key or "/" in key or not key.isprintable():
-        raise ConfigError(f"{file} holds no key; delete it, and it is made anew")
-    return key
+    return host, port

@@ -15,6 +15,7 @@ import click
 
 from lightning_otel.cli import print_error, silence_stream
 from lightning_otel.cli.counts import count_records, tell_losses, tell_unnamed
+from lightning_otel.cli.gate import Gate
 from lightning_otel.cli.options import load_named, store_option
 from lightning_otel.cli.output import count_noun, print_note, suggest
 from lightning_otel.cli.program import (
@@ -26,7 +27,6 @@ from lightning_otel.cli.program import (
     shell_exit_code,
     take_unrecorded,
 )
-from lightning_otel.cli.proxy import Gate, load_proxy
 from lightning_otel.errors import ConfigError, LightningOtelError, StoreError
 
 if TYPE_CHECKING:
@@ -109,10 +109,11 @@ def run(
     add_named_transforms(transforms)
     if only and not proxy:
         raise ConfigError("--only goes with --proxy; add it")
+    # Without the libraries that are asked for no program is started.
     if proxy:
-        load_proxy()
+        import_module("lightning_otel.proxy")
     if switches["apply"]:
-        import_module("lightning_otel.resources")  # without its libraries no program is started
+        import_module("lightning_otel.resources")
     try:
         opened = _on_disk(store)
     except StoreError as exc:
@@ -122,7 +123,7 @@ def run(
     settings = {"store": opened, "task": parse_json(task), "reward_evaluator": evaluator}
     chosen = {name: value or None for name, value in switches.items()}
     options = cast("Options", {**settings, **chosen})
-    gate = Gate(is_only=only) if proxy else None
+    gate = Gate(options, is_wanted=proxy, is_only=only)
     recorded = _Run(opened, options, program_name(command), transforms, children, gate)
     try:
         code = recorded.run(find_program(command))
@@ -173,7 +174,7 @@ class _Run:
     _name: str
     _transforms: Sequence[str]
     _children: str | None
-    _gate: "Gate | None"
+    _gate: Gate
     _started_ns: int = field(default_factory=time.time_ns)
     _recording: "Recording | None" = None
     _code: int = 0
@@ -208,20 +209,15 @@ class _Run:
                 self._opened.layout, recording.rollout_id, recording.trace_id, self._started_ns
             )
         try:
-            environment = self._make_environment(recording)
-            if self._gate is not None:
+            with contextlib.closing(self._gate), maintain_store(self._opened.layout):
+                environment = self._make_environment(recording)
                 program, environment = self._gate.open(scope, program, environment)
-            with maintain_store(self._opened.layout):
                 code = self._code = run_child(program, environment)
-            if self._gate is not None:
-                self._gate.close()
             scope.end(subprocess.CalledProcessError(code, list(program)) if code else None)
         except ProgramError as exc:
             scope.end(exc)
             raise
         finally:
-            if self._gate is not None:
-                self._gate.close()
             self._opened.writer().seal()
             if self._forwarder is not None:
                 self._forwarder.finish(is_whole=True)
@@ -292,8 +288,7 @@ class _Run:
         self._tell_forwarding(ended, store)
         for line in unrecorded:
             print_note(line)
-        if self._gate is not None:
-            self._gate.tell()
+        self._gate.tell()
         if not captured:
             if self._counts is not None and not is_refused:
                 print_note(f"  warning: {_FAILED_FIRST if self._code else _NO_SPAN}")

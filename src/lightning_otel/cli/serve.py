@@ -13,6 +13,7 @@ import click
 from lightning_otel.cli.options import store_option
 from lightning_otel.cli.output import count_noun, print_note
 from lightning_otel.errors import ConfigError, NotInstalledError
+from lightning_otel.store.files import read_token
 from lightning_otel.types.html import render_link_page
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def serve(
     if layout is None:
         raise ConfigError("serve needs a store on disk; name one with --store")
     os.umask(0o077)
-    token, is_new = server.read_token(token_file) if token_file else ("", False)
+    token, is_new = read_token(token_file) if token_file else ("", False)
     if is_new:
         print_note(f"made {token_file}; senders need: Authorization: Bearer TOKEN")
     access = server.make_access(host, token, names)

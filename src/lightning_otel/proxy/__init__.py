@@ -20,14 +20,21 @@ from opentelemetry.context import Context
 
 from lightning_otel import config
 from lightning_otel.dialects import Dialect
-from lightning_otel.proxy.connections import Program, Server
+from lightning_otel.errors import NotInstalledError
+
+try:
+    from lightning_otel.proxy.connections import Program, Server
+except ModuleNotFoundError as exc:
+    text = f"the proxy needs {exc.name}; run: pip install 'lightning-otel[proxy]'"
+    raise NotInstalledError(text) from exc
 from lightning_otel.proxy.routes import Destination, Upstream, server_address
 
 __all__ = ["Proxy", "Upstream"]
 
 _BACKLOG: Final = 512
 
-Place: TypeAlias = Callable[[Mapping[str, str]], Context]
+Place: TypeAlias = Callable[[Mapping[str, str], Callable[[], str]], Context]
+Note: TypeAlias = Callable[[Context, str], None]
 AnswerOwn: TypeAlias = Callable[[str, str, Mapping[str, str]], str | None]
 
 
@@ -37,27 +44,33 @@ class Proxy:
     Attributes:
         upstreams: By secret first segment of the path, where requests go; with the segment ""
             those that have no other.
-        place: Gives the context of a request's span, by its headers.
-        port: The port it listens on.
-        requests: How many requests came.
+        place: Gives the context of a request's span, by its headers and, where it asks for them,
+            its messages as JSON text.
+        answer: Answers by method, path and headers what asks the proxy itself.
+        note_answer: Takes that context and the messages of the answer; none where it failed.
+        is_changing: Whether requests may be sent otherwise than they came.
         passed: How many of them asked models, and are recorded.
         unread: Addresses that seem to ask a model in no known dialect, and how often.
-        upgrades: How many WebSockets were refused.
         too_long: How many requests were too long to be read.
         kept_bytes: The size of the bodies that all connections keep.
     """
 
     def __init__(
-        self, upstreams: Mapping[str, Upstream], place: Place, answer: AnswerOwn | None = None
+        self,
+        upstreams: Mapping[str, Upstream],
+        place: Place,
+        note_answer: Note = lambda *_: None,
+        answer: AnswerOwn = lambda *_: None,
+        *,
+        is_changing: bool,
     ) -> None:
-        """Make one; ``answer`` answers by method, path and headers what asks the proxy itself."""
-        self.upstreams, self.place, self._answer = upstreams, place, answer
+        self.upstreams, self.is_changing = upstreams, is_changing
+        self.place, self.note_answer, self.answer = place, note_answer, answer
         self.port = self.requests = self.passed = self.upgrades = self.too_long = 0
         self.kept_bytes = 0
         self.unread: Counter[str] = Counter()
         self.connections: set[Program] = set()
         self._tls: ssl.SSLContext | None = None
-        self._thread: threading.Thread | None = None
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listen.
@@ -75,12 +88,10 @@ class Proxy:
 
     def stop(self) -> None:
         """Take no more, and end what is under way."""
-        loop, thread, self._thread = self._loop, self._thread, None
-        if thread is None:
-            return
+        loop = self._loop
         asyncio.run_coroutine_threadsafe(self._close(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+        self._thread.join()
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
 
@@ -94,13 +105,14 @@ class Proxy:
     def find_destination(self, target: str) -> Destination | None:
         """Return where a request goes; None where its path has no segment that is known."""
         path = target if target[:1] == "/" else "/" + target.partition("://")[2].partition("/")[2]
-        segment, mark, rest = path[1:].partition("/")
-        segment, query_mark, query = segment.partition("?")
+        if path == "/" != target:  # of CONNECT
+            return None
+        segment = path[1:].partition("/")[0].partition("?")[0]
         for secret, upstream in self.upstreams.items():
             if not secret:
                 return server_address(upstream, path)
             if hmac.compare_digest(secret.encode(), segment.encode()):
-                return server_address(upstream, mark + rest + query_mark + query)
+                return server_address(upstream, path[1 + len(segment) :])
         return None
 
     def note_unread(self, destination: Destination) -> None:
@@ -108,17 +120,6 @@ class Proxy:
         path = destination.target.decode("latin-1").partition("?")[0]
         name = f"{destination.host}/…/{path.rpartition('/')[2]} (no known dialect)"
         self.unread[name] += 1
-
-    def answer_own(
-        self, method: str, target: str, headers: Mapping[str, str]
-    ) -> tuple[int, Dialect | None, str] | None:
-        """Return the answer to a request for the proxy itself; None for all others."""
-        if method == "CONNECT":
-            return 501, None, "this proxy is no tunnel; give its address as the server's"
-        if target == "/healthz":
-            return 200, None, "ok"
-        text = self._answer(method, target, headers) if self._answer is not None else None
-        return None if text is None else (200, None, text)
 
     def write_answer(self, status: int, dialect: Dialect | None, message: str) -> bytes:
         """Return the bytes of an answer of the proxy's own, as an error of the dialect."""
@@ -176,6 +177,7 @@ class Proxy:
     def _find_tls(self, scheme: str) -> ssl.SSLContext | None:
         if self._tls is None and scheme == "https":
             self._tls = ssl.create_default_context()
-            for file in config.trusted_certificates():
+            files = config.read_environment("NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE")
+            for file in filter(None, files.values()):
                 self._tls.load_verify_locations(file)
         return self._tls if scheme == "https" else None

@@ -25,6 +25,10 @@ _QUICK_BYTES: Final = 256 << 10
 _LINGER_S: Final = 2.0
 """How long an answer of our own waits for the program to take it."""
 _RESET: Final = struct.pack("ii", 1, 0)
+_NO_ADDRESS: Final = (
+    "this address is none of lightning-otel's proxy, which is no tunnel; give the one that it "
+    "printed, with its key, as the server's"
+)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -57,11 +61,7 @@ class Server(asyncio.Protocol):
 
 
 class Program(asyncio.Protocol):
-    """A connection of the program.
-
-    Attributes:
-        transport: Its transport.
-    """
+    """A connection of the program."""
 
     def __init__(self, proxy: "Proxy") -> None:
         """Take a connection for a proxy."""
@@ -116,12 +116,13 @@ class Program(asyncio.Protocol):
         """Begin to pass a request on, or answer it here."""
         headers, proxy = headers_of(request), self._proxy
         target, method = request.target.decode("latin-1"), request.method.decode("latin-1")
-        if (reply := proxy.answer_own(method, target, headers)) is not None:
-            self._answer(*reply)
-            return
+        text = "ok" if target == "/healthz" else proxy.answer(method, target, headers)
         destination = proxy.find_destination(target)
+        if text is not None:
+            self._answer(200, None, text)
+            return
         if destination is None:
-            self._answer(404, None, "this address is none of lightning-otel's proxy")
+            self._answer(404, None, _NO_ADDRESS)
             return
         proxy.requests += 1
         passage = Passage(proxy, request, headers, destination)
@@ -133,7 +134,7 @@ class Program(asyncio.Protocol):
             return
         self._passage = passage
         if not passage.is_held:
-            self._start(self._open(passage, passage.head))
+            self._start(self._open(passage, passage.write_head))
         elif self._parser.they_are_waiting_for_100_continue:
             self.transport.write(_CONTINUE)
 

@@ -15,11 +15,17 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from lightning_otel import capture
 from lightning_otel.dialects import Dialect, find_dialect, may_ask_model
-from lightning_otel.dialects.events import is_ended
 from lightning_otel.instrumentors.body import MAX_KEPT_BYTES
-from lightning_otel.instrumentors.http import RECORDED, Exchange, Sent, begin_request
-from lightning_otel.proxy.codings import Decode, find_decoder, readable_codings
+from lightning_otel.instrumentors.http import (
+    RECORDED,
+    Exchange,
+    Sent,
+    begin_request,
+    parse_content,
+)
+from lightning_otel.proxy.codings import Chunks, Decode, find_decoder, readable_codings
 from lightning_otel.proxy.routes import Destination, Upstream, server_address
+from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
     from lightning_otel.proxy import Proxy
@@ -43,6 +49,11 @@ _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"[DONE]", b"[DONE]\n", b"[DONE]\r\n
 
 
 class _Exchange(Exchange):
+    @property
+    def answer(self) -> str:
+        """The messages of the answer, as JSON text; empty if none came."""
+        return self._request.operation.body.get(c.OUTPUT_MESSAGES, "")
+
     def decode(self, body: bytes) -> bytes:
         """Return a body as it is: it was decoded as it passed."""
         return body
@@ -52,7 +63,6 @@ class Passage:
     """One request and its answer on their way.
 
     Attributes:
-        destination: The place that it goes to.
         dialect: Its reader; None where nothing is recorded.
         is_held: Whether it is sent once it is whole, since something in it may be changed.
         is_unread: Whether the request is too long to be read.
@@ -72,7 +82,8 @@ class Passage:
     failure: BaseException | None = None
     _has_begun = _has_ended = False
     _context = Context()
-    _exchange: Exchange | None = None
+    _exchange: _Exchange | None = None
+    _chunks: Chunks | None = None
     _decode: Decode | None = None
     _decode_answer: Decode | None = None
     _first_s: float | None = None
@@ -102,22 +113,15 @@ class Passage:
             if may_ask_model(self.destination.url):
                 self._proxy.note_unread(self.destination)
             return
-        self._context = _within_trace(self._proxy.place(self._headers), self._headers)
-        frame = capture.current_frame(self._context)
-        has_assigner = frame is not None and frame.assigner is not None
         self._decode = find_decoder(self._headers.get("content-encoding", ""))
-        self.is_held = has_assigner or capture.asks_for_ids(frame)
-        self.dialect = dialect
+        self.is_held, self.dialect = self._proxy.is_changing, dialect
         self._proxy.passed += 1
 
-    def head(self) -> bytes:
+    def write_head(self, items: Iterable[tuple[bytes, bytes]] | None = None) -> bytes:
         """Return the head that is sent: with another target and host, without what ends here."""
-        return self._write_head(self._request.headers.raw_items())
-
-    def _write_head(self, items: Iterable[tuple[bytes, bytes]]) -> bytes:
         host = self.destination.host.encode()
         headers = []
-        for name, value in items:
+        for name, value in items or self._request.headers.raw_items():
             lower = name.lower()
             if lower == b"accept-encoding" and self.dialect is not None:
                 headers.append((name, readable_codings(value.decode("latin-1")).encode()))
@@ -146,7 +150,7 @@ class Passage:
         pairs = {name: text for name, text in headers.items() if name.lower() not in _FRAMING}
         pairs |= {"host": self.destination.host, "content-length": str(len(body))}
         encoded = [(name.encode("latin-1"), pairs[name].encode("latin-1")) for name in pairs]
-        head = self._write_head(encoded)
+        head = self.write_head(encoded)
         return head + self.write(h11.Data(data=body)) + self.write(h11.EndOfMessage())
 
     def _take_room(self, size: int) -> bool:
@@ -177,7 +181,7 @@ class Passage:
         """Return the beginning of a request that is too long to be changed."""
         self.is_held, body = False, b"".join(self._sent)
         self.drop_sent()
-        return self.head() + self.write(h11.Data(data=body))
+        return self.write_head() + self.write(h11.Data(data=body))
 
     def begin(self) -> Any:
         """Begin the span, once; return address, body and headers to send in place of its own."""
@@ -187,16 +191,22 @@ class Passage:
         return capture.guard_call(self._begin)
 
     def _begin(self) -> Any:
-        decode, url = None if self.is_unread else self._decode, self.destination.url
+        decode = None if self.is_unread else self._decode
+        content = parse_content(lambda: decode(b"".join(self._sent)) if decode else None)
 
-        def read_sent() -> bytes | None:
-            return decode(b"".join(self._sent)) if decode is not None else None
+        def read_prompt() -> str:
+            if self.dialect is None or content is None:
+                return ""
+            return self.dialect.request_content(content).get(c.INPUT_MESSAGES, "")
 
         def write(url: str, body: bytes | None, headers: dict[str, str]) -> Any:
             return None if body is None else ((url, body, headers), {})
 
+        url, headers = self.destination.url, self._headers
+        context = self._proxy.place(headers, read_prompt)
+        self._context = _within_trace(context, headers)
         with capture.attach_context(self._context):
-            sent = Sent(url, read_sent, self._headers, write, start_ns=self._start_ns)
+            sent = Sent(url, lambda: content, headers, write, start_ns=self._start_ns)
             self._exchange = exchange = begin_request("proxy", sent, _Exchange)
         return exchange.arguments[0] if exchange is not None and exchange.arguments else None
 
@@ -204,7 +214,7 @@ class Passage:
         """Return what is sent after a refusal: the request without what was asked besides."""
         assert self._exchange is not None
         self._exchange.note_status(self._status)
-        self._status, self.is_refused = 0, False
+        self._status, self.is_refused, self._chunks = 0, False, None
         self.is_answered = self.is_unreadable = False
         return self.write_whole(self._exchange.fall_back()[0])
 
@@ -214,65 +224,67 @@ class Passage:
             self.is_unreadable = not capture.guard_call(self._read, data)
 
     def _read(self, data: bytes) -> bool:
+        """Return whether it can be read on."""
         try:
-            self._framing.receive_data(data)
-            pieces: list[bytes] = []
-            while type(event := self._framing.next_event()) in _PARTS:
-                if type(event) is h11.Data:
-                    pieces.append(event.data)
-                else:
-                    self._keep_pieces(pieces)
-                    self._take(event)
-            self._keep_pieces(pieces)
-        except h11.RemoteProtocolError:
+            if self._chunks is None:
+                self._framing.receive_data(data)
+                data = self._read_framed()
+            if self._chunks is not None:
+                capture.guard_call(self._keep, self._chunks.read(data))
+                self.is_answered, data = self._chunks.is_over, self._chunks.rest
+        except (h11.RemoteProtocolError, ValueError):
             return False
+        if self.is_answered and not self.is_refused:
+            self.end(is_whole=True)
         # More than it said: nobody knows what comes next.
-        return not (self.is_answered and self._framing.trailing_data[0])
+        return not (self.is_answered and data)
 
-    def _keep_pieces(self, pieces: list[bytes]) -> None:
-        """Keep what has come of the body in one: to look at each chunk costs more than all else."""
-        if pieces and self.dialect is not None and not self.is_refused:
-            has_ended = capture.guard_call(self._keep, b"".join(pieces))
-            pieces.clear()
-            if has_ended:
-                self.end(is_whole=True)
+    def _read_framed(self) -> bytes:
+        """Read the head and a body that is not in chunks; return what is left."""
+        while type(event := self._framing.next_event()) in _PARTS:
+            if isinstance(event, h11.Data):
+                capture.guard_call(self._keep, bytes(event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                self.is_answered = True
+            elif isinstance(event, h11.Response) and self._take_head(event):
+                self._chunks = Chunks()
+                break
+        return self._framing.trailing_data[0]
 
-    def _take(self, event: Any) -> None:
-        if isinstance(event, h11.Response):
-            self._status, headers = event.status_code, headers_of(event)
-            exchange = self._exchange
-            self.is_refused = (
-                exchange is not None and exchange.fallback is not None
-                and self._status in (400, 422)
-            )  # fmt: skip
-            self._decode_answer = find_decoder(headers.get("content-encoding", ""))
-            if self.dialect and headers.get("content-type", "").startswith("text/event-stream"):
-                self._marks = tuple(mark.encode() for mark in self.dialect.end_marks)
-        elif isinstance(event, h11.EndOfMessage):
-            self.is_answered = True
-            if not self.is_refused:
-                self.end(is_whole=True)
+    def _take_head(self, event: h11.Response) -> bool:
+        """Return whether the body comes in chunks."""
+        self._status, headers = event.status_code, headers_of(event)
+        exchange = self._exchange
+        self.is_refused = (
+            exchange is not None and exchange.fallback is not None and self._status in (400, 422)
+        )
+        self._decode_answer = find_decoder(headers.get("content-encoding", ""))
+        if self.dialect and headers.get("content-type", "").startswith("text/event-stream"):
+            self._marks = tuple(mark.encode() for mark in self.dialect.end_marks)
+        has_body = self._request.method != b"HEAD" and self._status not in (204, 304)
+        return has_body and "transfer-encoding" in headers
 
-    def _keep(self, piece: bytes) -> bool:
-        """Keep a piece of the answer's body; return whether it ends a stream."""
+    def _keep(self, piece: bytes) -> None:
+        """Keep a piece of the answer's body; write the record where it ends a stream."""
+        if not piece or self.dialect is None or self.is_refused or self._has_ended:
+            return
         if self._first_s is None:
             self._first_s = time.perf_counter() - self._started_s
-        if self._has_ended or self._decode_answer is None or self._size > MAX_KEPT_BYTES:
-            return False
+        if self._decode_answer is None or self._size > MAX_KEPT_BYTES:
+            return
         text = self._decode_answer(piece)
         if not self._take_room(len(text)):
             self._decode_answer = None
-            return False
+            return
         self._size += len(text)
         self._pieces.append(text)
         if not self._marks:
-            return False
+            return
         self._event += text
-        if not self._event.endswith(_EVENT_ENDS):
-            return False
-        events, self._event = bytes(self._event), bytearray()
-        names = [mark.decode() for mark in self._marks if mark in events]
-        return bool(names) and is_ended(events, names)
+        if self._event.endswith(_EVENT_ENDS):
+            events, self._event = bytes(self._event), bytearray()
+            if any(mark in events for mark in self._marks) and self.dialect.is_ended(events):
+                self.end(is_whole=True)
 
     def end(self, *, is_whole: bool, exc: BaseException | None = None) -> None:
         """Write the record, once; where the request is still being read, after that."""
@@ -293,10 +305,11 @@ class Passage:
             return
         if not self._status:
             exchange.fail(exc or ConnectionError("the program went before the answer came"))
-            return
-        exchange.note_status(self._status)
-        body = b"".join(self._pieces)
-        exchange.end_body(body, is_whole=is_whole, first_chunk_s=self._first_s, exc=exc)
+        else:
+            exchange.note_status(self._status)
+            body = b"".join(self._pieces)
+            exchange.end_body(body, is_whole=is_whole, first_chunk_s=self._first_s, exc=exc)
+        self._proxy.note_answer(self._context, exchange.answer)
 
 
 def make_parser() -> h11.Connection:

@@ -37,14 +37,7 @@ _LOOPBACK: Final = "127.0.0.1,localhost"
 
 
 class Destination(NamedTuple):
-    """The place of one request.
-
-    Attributes:
-        origin: Scheme, host and port of the server.
-        host: The server, as the header ``Host`` says it.
-        target: The path and query.
-        url: The whole address.
-    """
+    """The place of one request; its ``host`` is what the header says, with the port."""
 
     origin: tuple[str, str, int]
     host: str
@@ -53,12 +46,7 @@ class Destination(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """A server that requests go on to.
-
-    Attributes:
-        url: Its address, with what stands before all paths.
-        version: The version that stands before a path that names none; empty for none.
-    """
+    """A server that requests go on to; ``version`` stands before a path that names none."""
 
     url: str
     version: str = ""

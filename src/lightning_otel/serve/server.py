@@ -14,7 +14,6 @@ import resource
 import secrets
 import signal
 import socket
-import stat
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from lightning_otel.serve.guard import Access
 from lightning_otel.serve.heap import limit_arenas
 from lightning_otel.serve.ingest import Counts, Ingester
 from lightning_otel.serve.maintenance import run_maintenance
-from lightning_otel.store.files import write_private
+from lightning_otel.store.files import read_token
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +46,6 @@ END_S: Final = 3
 """Until it has ended, whatever is under way: nothing here is lost by the death of a process."""
 KEY_FILE: Final = "viewer.key"
 """In a store's folder; the key is made once, so that links to its pages go on working."""
-_SHORTEST: Final = 16
 _BACKLOG: Final = 1024
 _OPEN_FILES: Final = 65_536
 _TRIED_PORTS: Final = 50
@@ -65,34 +63,6 @@ class Listener:
     def url(self) -> str:
         """The value for ``OTEL_EXPORTER_OTLP_ENDPOINT``."""
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
-
-
-def read_token(path: Path) -> tuple[str, bool]:
-    """Return the token in a file, and whether the file was made just now.
-
-    Raises:
-        ConfigError: The file cannot be read or made, others can read it, or it holds no token.
-    """
-    try:
-        if is_new := not path.exists():
-            # Another server may make it in this moment.
-            with contextlib.suppress(FileExistsError):
-                write_private(path, f"{secrets.token_urlsafe(32)}\n".encode())
-        with path.open() as file:
-            status = os.fstat(file.fileno())
-            token = file.read(4096).strip()
-    except (OSError, UnicodeDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else exc
-        raise ConfigError(f"cannot use the token file {path}: {why}; name another one") from exc
-    owners = os.geteuid(), path.parent.stat().st_uid  # who owns the folder can replace the file
-    if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid not in owners:
-        raise ConfigError(f"others can read the token file {path}; run: chmod 600 {path}")
-    if len(token) < _SHORTEST or not token.isascii() or any(map(str.isspace, token)):
-        raise ConfigError(
-            f"{path} holds no token of at least {_SHORTEST} characters; remove it, and a new one "
-            "is made"
-        )
-    return token, is_new
 
 
 def read_key(path: Path) -> tuple[str, bool]:

@@ -13,8 +13,11 @@ from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import and_
 from pathlib import Path
+from typing import Final
 
 from lightning_otel.errors import ConfigError
+
+_SHORTEST_TOKEN: Final = 16
 
 
 def is_own_file(path: Path) -> bool:
@@ -149,6 +152,34 @@ def make_private(folder: Path) -> None:
         if not path.exists():
             path.mkdir(mode=0o700, exist_ok=True)
             give_to_owner(path, path)
+
+
+def read_token(path: Path) -> tuple[str, bool]:
+    """Return the token in a file, and whether the file was made just now.
+
+    Raises:
+        ConfigError: The file cannot be read or made, others can read it, or it holds no token.
+    """
+    try:
+        if is_new := not path.exists():
+            # Another server may make it in this moment.
+            with contextlib.suppress(FileExistsError):
+                write_private(path, f"{os.urandom(24).hex()}\n".encode())
+        with path.open() as file:
+            status = os.fstat(file.fileno())
+            token = file.read(4096).strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        raise ConfigError(f"cannot use the token file {path}: {why}; name another one") from exc
+    owners = os.geteuid(), path.parent.stat().st_uid  # who owns the folder can replace the file
+    if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid not in owners:
+        raise ConfigError(f"others can read the token file {path}; run: chmod 600 {path}")
+    if len(token) < _SHORTEST_TOKEN or not token.isascii() or any(map(str.isspace, token)):
+        raise ConfigError(
+            f"{path} holds no token of at least {_SHORTEST_TOKEN} characters; remove it, and "
+            "a new one is made"
+        )
+    return token, is_new
 
 
 def total_bytes(paths: Iterable[Path]) -> int:

@@ -242,7 +242,7 @@ def replace_messaging(helper: Any, *_: Any, **__: Any) -> AbstractContextManager
     """
     provider = helper.tracer_provider
     is_global = provider is trace.get_tracer_provider()
-    if config.has_chosen_autogen_messaging():
+    if config.read_environment("AUTOGEN_DISABLE_RUNTIME_TRACING"):
         return None
     return skip_span() if is_global or isinstance(provider, ProxyTracerProvider) else None
 

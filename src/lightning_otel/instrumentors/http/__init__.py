@@ -9,7 +9,7 @@ import contextlib
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from opentelemetry import context as otel_context
@@ -36,6 +36,8 @@ from lightning_otel.instrumentors.model_requests import (
 )
 from lightning_otel.instrumentors.wrappers import Run
 from lightning_otel.types import conventions as c
+
+E = TypeVar("E", bound="Exchange")
 
 RECORDED: Final = "x-lightning-otel-recorded"
 """The header of requests that are recorded here: ``run --proxy`` takes it off, and records none."""
@@ -236,9 +238,7 @@ class Exchange(Run):
             request.take_answer(None, is_whole=True, exc=exc)
 
 
-def begin_request(
-    library: str, sent: Sent, make: Callable[[ModelRequest, Context], Exchange]
-) -> Exchange | None:
+def begin_request(library: str, sent: Sent, make: Callable[[ModelRequest, Context], E]) -> E | None:
     """Begin an exchange, if it asks a model and is wanted."""
     endpoint = find_dialect("POST", sent.url)
     if endpoint is None and not may_ask_model(sent.url):
