@@ -88,6 +88,11 @@ def test_every_door_says_the_same_cost(
         assert costs.keys() == CASES.keys(), door
         known_costs = {name: cost for name, cost in costs.items() if cost is not None}
         assert known_costs == pytest.approx(expected), door
+    documents = {row["session_id"]: row["final_metrics"] for row in store.rows("atif")}
+    for name in expected.keys() - {"embeddings", "failed"}:  # a document holds no call but steps
+        assert documents[name]["total_cost_usd"] == pytest.approx(expected[name])
+    assert "total_cost_usd" not in documents["unknown"]
+    assert documents["cached"]["total_cached_tokens"] == 1_000_000
     counted = run("stats")
     assert (counted["cost"], counted["unpriced"]) == (pytest.approx(total), 4)
     for page in ("/rollouts", "/traces"):

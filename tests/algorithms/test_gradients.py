@@ -114,6 +114,21 @@ def test_metrics_are_the_trainers(base: Path, paths: list[Trajectory]) -> None:
     assert "train_runtime" not in found
 
 
+@pytest.mark.parametrize("name", ["sft", "kto", "dpo"])
+def test_long_rows_are_not_cut(base: Path, paths: list[Trajectory], name: str) -> None:
+    """TRL keeps the first 1,024 tokens, in which there is no answer here, unless it is told."""
+    asked = (said("user", "x" * 1200),)
+    held = changed(
+        paths,
+        lambda s: replace(s, observation=asked, prompt_ids=(), response_ids=(), logprobs=(),
+                          action=(said("assistant", f"Try {s.rollout_id}."),)),
+    )  # fmt: skip
+
+    found = MAKERS[name](str(base), **FAST).train_step(held).metrics
+
+    assert found["grad_norm"] > 0
+
+
 def test_a_step_is_a_mean_over_rollouts(base: Path, paths: list[Trajectory]) -> None:
     """Rollouts that earned the same as their group count in it; and forks make no rollout more."""
 

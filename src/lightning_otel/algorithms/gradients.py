@@ -289,7 +289,7 @@ class GradientAlgorithm(BaseAlgorithm):
 
     def defaults(self) -> Mapping[str, Any]:
         """Return settings that are not TRL's own by default."""
-        return {}
+        return {"max_length": None}  # TRL would cut rows, and the answers at their end, unsaid
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of trained batches, and the model."""

@@ -230,7 +230,8 @@ def _word_funnel(done: "Exported", place: str) -> Iterator[str]:
     yield f"answers    {done.steps}: {in_rows} in rows, {out} left out"
     yield f"rows       {done.rows} of {done.format} → {place}"
     if done.tasks:
-        yield f"split      {', '.join(f'{n} tasks {side}' for side, n in done.tasks.items())}"
+        sides = (f"{count_noun(n, 'task')} {side}" for side, n in done.tasks.items())
+        yield f"split      {', '.join(sides)}"
     for words, reasons in (
         ("left out", report.reasons()), ("not exact", report.inexact), ("note", report.notes),
     ):  # fmt: skip

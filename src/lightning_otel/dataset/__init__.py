@@ -255,10 +255,11 @@ class Store(SpanStore):
         from lightning_otel.dataset import formats
 
         query, settings = _split_options(options, format)
+        read = formats.get(format).trajectories_of
 
         def paths() -> "Iterator[Trajectory]":
-            for part in self._adapt(query):
-                yield from filter(None, map(query.wanted.part_of, part.trajectories))
+            for part in map(read, self._adapt(query)):
+                yield from filter(None, map(query.wanted.part_of, part))
 
         return formats.rows(format, paths(), **settings)
 

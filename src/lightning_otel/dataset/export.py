@@ -97,7 +97,11 @@ def export(
         rollouts = 0
         for part in adaptations():
             names = set(split.list_rollouts(part, side)) if is_divided else None
-            chosen = (t for t in part.trajectories if names is None or t.rollout_id in names)
+            chosen = (
+                path
+                for path in layout.trajectories_of(part)
+                if names is None or path.rollout_id in names
+            )
             paths = [path for path in map(wanted.part_of, chosen) if path is not None]
             for step, _ in distinct(paths):
                 census.add_step(step)

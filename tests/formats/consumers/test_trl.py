@@ -1,6 +1,7 @@
 """Each format for TRL makes its trainer's dataset and takes one step of a tiny model."""
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +246,48 @@ def test_grpo_rows_are_trls_samples(store: Store, tmp_path: Path) -> None:
         lengths = {len(sample.input_ids), len(sample.completion_mask), len(sample.old_log_probs)}
         assert lengths == {11}
         assert sum(sample.completion_mask) == 5
+
+
+def test_grpo_rows_stand_for_generations(store: Store, tmp_path: Path) -> None:
+    """TRL's own GRPO trainer takes a step of recorded tokens, masks and rewards, group by group."""
+    rows = load(store, "grpo", tmp_path, advantage="grpo")
+    groups = defaultdict(list)
+    for row in rows:
+        groups[row["group_id"]].append(row)
+    taken: list[dict[str, Any]] = []
+
+    def give_rows(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        taken.extend(groups[prompt].pop() for prompt in prompts)
+        return {
+            "prompt_ids": [row["prompt_token_ids"] for row in taken],
+            "completion_ids": [row["completion_token_ids"] for row in taken],
+            "logprobs": [row["per_token_logps"] for row in taken],
+            "env_mask": [row["loss_mask"][len(row["prompt_token_ids"]) :] for row in taken],
+            "earned": [row["reward"] for row in taken],
+        }
+
+    options = settings(tmp_path) | {"per_device_train_batch_size": len(rows)}
+    trainer = trl.GRPOTrainer(
+        tiny.model(),
+        lambda earned, **_: earned,
+        args=trl.GRPOConfig(num_generations=TRIES, scale_rewards="group", **options),
+        train_dataset=datasets.Dataset.from_dict({"prompt": sorted(groups)}),
+        processing_class=tiny.tokenizer(),
+        rollout_func=give_rows,
+    )
+    compute_loss, batches = trainer.compute_loss, []
+
+    def keep_batch(model: Any, inputs: Any, **options: Any) -> Any:
+        batches.append(inputs)
+        return compute_loss(model, inputs, **options)
+
+    trainer.compute_loss = keep_batch
+    stepped(trainer)
+
+    assert sorted(row["rollout_id"] for row in taken) == sorted(rows["rollout_id"])
+    (batch,) = batches
+    by_reward = {row["reward"]: row["advantage"] for row in rows}
+    assert {round(value, 3) for value in batch["advantages"].tolist()} == {
+        round(value, 3) for value in by_reward.values()
+    }
+    assert batch["tool_mask"].sum().item() == 5 * len(rows)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.formats.consumers import tiny
 from tests.formats.consumers.recorded import TASKS, TRIES, recorded
 
 from lightning_otel.dataset.formats.verl import data_proto
@@ -54,6 +55,38 @@ def test_data_proto_holds_the_rows(rows: list[dict[str, Any]]) -> None:
     assert held["token_level_scores"] == [[0.0] * 7 + [1.0], [0.0] * 8]
     assert held["rollout_log_probs"][0] == [-0.5, -0.25, -0.125, 0.0, 0.0, -1.0, -0.75, 0.0]
     assert len(set(batch.non_tensor_batch["uid"])) == len(TASKS)
+
+
+def test_rows_of_a_file_come_in_batches(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Parquet gives the same ``DataProto``, and verl's iterator brings each row once."""
+    datasets = pytest.importorskip("datasets")
+    path = tmp_path / "rows.parquet"
+    recorded(tmp_path / "again.duckdb").export("verl", path)
+    stored = datasets.load_dataset(
+        "parquet", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache")
+    )
+
+    batch, direct = (data_proto(source, pad_token_id=0) for source in (stored, rows))
+    parts = list(batch.make_iterator(mini_batch_size=4, epochs=1))
+
+    assert all(torch.equal(batch.batch[name], value) for name, value in direct.batch.items())
+    names = [name for part in parts for name in part.non_tensor_batch["rollout_id"]]
+    assert [len(part) for part in parts] == [4, 4]
+    assert sorted(names) == sorted(row["rollout_id"] for row in rows)
+
+
+def test_prompts_are_loaded_for_new_rollouts(tmp_path: Path) -> None:
+    """Its loader of prompts takes a Parquet file whose arguments are text."""
+    loaders = pytest.importorskip("verl.utils.dataset.rl_dataset")
+    store, path = recorded(tmp_path / "traces.duckdb"), tmp_path / "rows.parquet"
+    store.export("sft", path, arguments="text")
+    config = {"cache_dir": str(tmp_path / "cache"), "max_prompt_length": 512, "num_workers": 1}
+
+    prompts = loaders.RLHFDataset([str(path)], tiny.tokenizer(), config)
+
+    assert len(prompts) == len(TASKS) * TRIES
+    assert [turn["role"] for turn in prompts[0]["raw_prompt"]] == ["system", "user"]
+    assert prompts[0]["raw_prompt"][1]["content"] == TASKS[0]
 
 
 def test_advantages_are_relative_to_the_group(rows: list[dict[str, Any]]) -> None:

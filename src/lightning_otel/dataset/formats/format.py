@@ -4,8 +4,10 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
+from operator import attrgetter
 from typing import Any, Final, TypeAlias, TypeVar
 
+from lightning_otel.adapter import Adaptation
 from lightning_otel.types import Trajectory, Transition
 from lightning_otel.types.transitions import JudgedTrajectory
 from lightning_otel.types.values import check_names, check_types
@@ -69,6 +71,8 @@ class Format:
         is_by_task: Whether a group is always the rollouts of one task, where there is one.
         choose_columns: Returns the columns under some options, where these change them.
         steps_of: Tells the steps in a row, as :func:`list_steps` does.
+        trajectories_of: Returns the trajectories of what a store adapted, with what the format
+            reads from spans.
     """
 
     make: Callable[..., Made]
@@ -81,6 +85,7 @@ class Format:
         lambda columns, _: columns
     )
     steps_of: Callable[[Mapping[str, Any]], Sequence[str] | int | None] = list_steps
+    trajectories_of: Callable[[Adaptation], Iterable[Trajectory]] = attrgetter("trajectories")
 
     def options(self) -> dict[str, Any]:
         """Return the defaults of what can be set, by name."""
