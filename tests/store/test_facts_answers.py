@@ -1,7 +1,7 @@
 """Transitions without bodies and the funnel are those of the adapter, whatever is asked for."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 import pytest
@@ -11,7 +11,7 @@ from tests.adapter.forest import SECOND, draw
 from tests.adapter.forests import forests
 
 from lightning_otel import Store
-from lightning_otel.types import Report, Span
+from lightning_otel.types import Credit, Report, Span
 from lightning_otel.types import conventions as c
 
 DRAWINGS = [
@@ -32,7 +32,10 @@ OPTIONS: list[dict[str, Any]] = [
     {"rollout_id": ["r0", "r2"]}, {"rollout_id": "none"}, {"rewarded": True}, {"rewarded": False},
     {"min_reward": 0.5}, {"max_reward": 0.5}, {"capture": "text"}, {"resource_version": "3"},
     {"mode": "val"}, {"since": NOON_NS}, {"until": NOON_NS}, {"gamma": 0.5},
-    {"received": False}, {"credit": "step"}, {"truncated": False},
+    {"received": False}, {"credit": "step"}, {"truncated": False}, {"credit": "agents"},
+    {"credit": "last"}, {"credit": "discounted", "gamma": 0.5, "agents": "planner"},
+    {"credit": "step", "include_incomplete": True}, {"credit": "step", "max_reward": 0.5},
+    {"credit": "step", "rollout_id": "r0"},
 ]  # fmt: skip
 BODIES = {
     "observation", "action", "next_observation", "tools", "prompt_ids", "response_ids", "logprobs",
@@ -103,9 +106,9 @@ def test_options_choose_the_same(store: Store, options: dict[str, Any]) -> None:
 
 @settings(max_examples=5, deadline=None, phases=[Phase.generate],
           suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
-@given(st.lists(forests, min_size=1, max_size=3))
+@given(st.lists(forests, min_size=1, max_size=3), st.sampled_from(get_args(Credit)))
 def test_any_forest_reads_the_same(
-    tmp_path_factory: pytest.TempPathFactory, found: list[list[Span]]
+    tmp_path_factory: pytest.TempPathFactory, found: list[list[Span]], credit: Credit
 ) -> None:
     """So does whatever broken tracers leave behind."""
     store = Store(tmp_path_factory.mktemp("facts") / "t.duckdb")
@@ -114,13 +117,16 @@ def test_any_forest_reads_the_same(
 
     compare(store)
     compare(store, include_incomplete=True)
+    compare(store, credit=credit)
 
 
 def test_counts_follow_the_store(store: Store) -> None:
     """What was recorded since the last answer is in the next one."""
     (before,) = store.sql(STEPS)
     assert before["n"] == store.report().transitions == len(store.transitions().rows())
+    compare(store, credit="step")
     store.add(_number(draw("planner[ late !1 ]", process="p99").spans, 40))
     (after,) = store.sql(STEPS)
     assert after["n"] == before["n"] + 1
     compare(store)
+    compare(store, credit="step")

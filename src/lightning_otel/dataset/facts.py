@@ -17,6 +17,7 @@ from lightning_otel.adapter.tokens import CUTS
 from lightning_otel.adapter.triplet import INCOMPLETE_ROLLOUT
 from lightning_otel.dataset.batches import make_clauses
 from lightning_otel.dataset.formats.transition_rows import BODIES, NARROW_COLUMNS, transition
+from lightning_otel.store.facts import USUAL, CreditOptions
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.source import SpanSource, connect_overview
 from lightning_otel.store.table import Query
@@ -75,9 +76,21 @@ WHERE kind = 'attempt' AND is_attempt AND NOT is_out GROUP BY ALL"""
 
 def can_answer(query: "TransitionQuery") -> bool:
     """Return whether facts hold what an adapter makes of the spans that count."""
-    usual, adapter = TripletAdapter(), query.adapter
-    is_usual = isinstance(adapter, TripletAdapter) and replace(adapter, gamma=usual.gamma) == usual
-    return is_usual and query.wanted.received
+    credit, wanted = _credit_of(query.adapter), query.wanted
+    # A few rollouts are adapted sooner than another credit's facts of all are made.
+    is_cheap = credit == USUAL or wanted.rollout_ids is None
+    return credit is not None and wanted.received and is_cheap
+
+
+def _credit_of(adapter: object) -> CreditOptions | None:
+    """Return how an adapter gives credit; None if facts hold nothing of what else it does."""
+    usual = TripletAdapter()
+    if not isinstance(adapter, TripletAdapter) or not isinstance(adapter.credit, str):
+        return None
+    if replace(adapter, credit=usual.credit, gamma=usual.gamma) != usual:
+        return None
+    is_discounted = adapter.credit == "discounted"
+    return CreditOptions(adapter.credit, adapter.gamma if is_discounted else usual.gamma)
 
 
 class FactReader:
@@ -85,7 +98,8 @@ class FactReader:
 
     def __init__(self, source: SpanSource, query: "TransitionQuery") -> None:
         """Take a query that facts can answer."""
-        self._source, self._query = source, query
+        self._source = source.with_credit(_credit_of(query.adapter) or USUAL)
+        self._query = query
         self._con: Reader | None = None
 
     def _connect(self) -> Reader:
