@@ -23,7 +23,6 @@ from lightning_otel.dataset.formats.format import (
     Row,
     UnheldError,
     attempt,
-    distinct,
     other_choices,
 )
 from lightning_otel.messages import read_message
@@ -33,6 +32,7 @@ from lightning_otel.messages.parts import part_of
 from lightning_otel.types import Message, Trajectory, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.instants import utc_text
+from lightning_otel.types.transitions import distinct
 from lightning_otel.types.values import json_text
 
 VERSION: Final = "ATIF-v1.8"
