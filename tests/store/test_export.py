@@ -20,12 +20,13 @@ from tests.store.conftest import MakeSpan
 
 from lightning_otel import Span, Store, TripletAdapter
 from lightning_otel.dataset.export import kind_of
-from lightning_otel.dataset.formats.format import LeftOut, distinct
+from lightning_otel.dataset.formats.format import LeftOut
 from lightning_otel.dataset.formats.transition_rows import transition
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.types import Transition
 from lightning_otel.types import conventions as c
+from lightning_otel.types.transitions import distinct
 
 
 def rollout(number: int, reward: float | None = None) -> Forest:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, get_args
 
 import duckdb
 import pytest
@@ -18,12 +18,14 @@ from tests.adapter.forest import draw
 from lightning_otel import Store, auto_trace, emit_reward
 from lightning_otel.cli import output
 from lightning_otel.store.facts import delete_facts
-from lightning_otel.types import Span
+from lightning_otel.types import Credit, Span
 from lightning_otel.types import conventions as c
 from lightning_otel.views.doctor import examine
 from lightning_otel.views.nouns import ATTEMPTS
 
 ANSWER = "SELECT rollout_id, reward, calls, steps, is_current FROM rollouts ORDER BY ALL"
+CREDITS: list[Credit] = ["previous", "step", "agents", "last", "discounted"]
+PREFIXES = {"previous": "facts", "step": "credit-step"}
 KILLS = 20
 KILLED = """
 import os, signal, sys, threading, time
@@ -46,7 +48,7 @@ for line in sys.stdin:
             facts.put_file = kill
         else:
             threading.Thread(target=watch).start()
-        Store(sys.argv[1]).rollouts().rows()
+        Store(sys.argv[1]).transitions(bodies=False, credit=sys.argv[3]).rows()
     print(os.waitpid(child, 0)[1], flush=True)
 """
 """Has children that compute facts killed once their file is open, or before it is renamed."""
@@ -66,10 +68,23 @@ def draw_rollouts(first: int, last: int, reward: str = "!1") -> list[Span]:
     ]
 
 
-def read_files(store: Store) -> list[Path]:
+def read_files(store: Store, prefix: str = "facts") -> list[Path]:
     """Return the files of facts that hold any."""
     assert store.layout is not None
-    return sorted(store.layout.facts.glob("facts-*-*-*.parquet"))
+    return sorted(store.layout.facts.glob(f"{prefix}-*-*-*.parquet"))
+
+
+def credits_kept(store: Store) -> set[str]:
+    """Return the credits whose facts are kept."""
+    return {path.name.split("-")[1] for path in read_files(store, "credit")}
+
+
+def rewards_by(store: Store, credit: Credit, *, bodies: bool = False) -> list[dict[str, Any]]:
+    """Return the rewards of all steps, and how many were placed, by a credit."""
+    steps = store.transitions(credit=credit, bodies=bodies)
+    rows = [{name: row[name] for name in ("span_id", "reward")} for row in steps.dicts()]
+    placed = steps.report().rewards_placed
+    return [*sorted(rows, key=lambda row: str(row["span_id"])), {"placed": placed}]
 
 
 def rows_of(store: Store, query: str = ANSWER) -> list[dict[str, Any]]:
@@ -129,27 +144,57 @@ def test_a_reward_given_elsewhere_renews_the_rollout_it_judges(store: Store) -> 
     }  # fmt: skip
 
 
+def test_facts_of_the_last_four_credits_are_kept(store: Store) -> None:
+    """Beside those that the views stand on; deleted as these are, and none holds old text."""
+    store.add(draw_rollouts(0, 8))
+    walked = {credit: rewards_by(store, credit, bodies=True) for credit in get_args(Credit)}
+    answers = {credit: rewards_by(store, credit) for credit in CREDITS}
+    files = {*read_files(store), *read_files(store, "credit")}
+
+    assert {credit: rewards_by(store, credit) for credit in CREDITS[-3:]} == {
+        credit: walked[credit] for credit in CREDITS[-3:]
+    }
+    assert answers == {credit: walked[credit] for credit in CREDITS}
+    assert {*read_files(store), *read_files(store, "credit")} == files
+    assert credits_kept(store) == {"agents", "last", "discounted"}
+    assert rewards_by(store, "step") == walked["step"]
+    assert credits_kept(store) == {"last", "discounted", "step"}
+    store.add(draw_rollouts(8, 9))
+    assert rewards_by(store, "last") == rewards_by(store, "last", bodies=True)
+    assert len(read_files(store, "credit-last")) == 2
+    store.redact(patterns=["b"])
+    assert not credits_kept(store)
+    assert len(rewards_by(store, "step")) == 19
+    store.compact(rollout_ids=["r8"])
+    assert not credits_kept(store)
+    assert len(rewards_by(store, "step")) == 17
+
+
+@pytest.mark.parametrize("credit", ["previous", "step"])
 @pytest.mark.parametrize(
     "damage",
     [
         Path.unlink,
         lambda path: path.write_bytes(path.read_bytes()[:-100]),
         lambda path: path.write_bytes(path.read_bytes()[:300] + b"?" + path.read_bytes()[301:]),
-        lambda path: path.rename(path.with_name(path.name.replace("facts-2-", "facts-9-"))),
+        lambda path: path.rename(path.with_name(path.name.replace("-2-", "-9-", 1))),
     ],
     ids=["deleted", "cut", "flipped", "another version"],
 )
-def test_facts_that_are_not_whole_are_made_again(store: Store, damage: Damage) -> None:
+def test_facts_that_are_not_whole_are_made_again(
+    store: Store, damage: Damage, credit: Credit
+) -> None:
     """A reader of ours answers the same, and keeps them anew."""
     store.add(draw_rollouts(0, 8))
-    expected = rows_of(store)
-    (path,) = read_files(store)
+    expected, prefix = rewards_by(store, credit), PREFIXES[credit]
+    (path,) = read_files(store, prefix)
     damage(path)
 
     codes = {finding.code for finding in examine(store)}
-    assert ("facts-unsound" in codes) is any(path.parent.glob("facts-*-*-*"))
-    assert rows_of(store) == expected
-    assert len([file for file in read_files(store) if "facts-2-" in file.name]) >= 1
+    assert ("facts-unsound" in codes) is any(path.parent.glob(f"{prefix}-*-*-*"))
+    assert rewards_by(store, credit) == expected
+    assert rows_of(store)[0]["reward"] == 1.0
+    assert len([file for file in read_files(store, prefix) if "-2-" in file.name]) >= 1
 
 
 def test_a_store_that_is_only_read_answers_from_memory(store: Store) -> None:
@@ -162,6 +207,7 @@ def test_a_store_that_is_only_read_answers_from_memory(store: Store) -> None:
     store.layout.facts.write_bytes(b"no folder")
 
     assert [row["reward"] for row in rows_of(store)] == [1.0] * 4
+    assert rewards_by(store, "step") == rewards_by(store, "step", bodies=True)
     assert store.connect().execute("SELECT sum(reward) FROM rollouts").fetchall() == [(4.0,)]
 
 
@@ -238,12 +284,13 @@ def test_steps_and_tools_are_those_of_transitions(store: Store) -> None:
     assert rows_of(store, "SELECT count(*) AS n FROM tools") == [{"n": 0}]
 
 
-def test_killed_while_facts_are_written_every_answer_is_right(store: Store) -> None:
+@pytest.mark.parametrize("credit", ["previous", "step"])
+def test_killed_while_facts_are_written_every_answer_is_right(store: Store, credit: Credit) -> None:
     """A file is there whole, or not at all."""
     store.add(draw_rollouts(0, 10))
-    expected = rows_of(store)
+    expected = rows_of(store), rewards_by(store, credit)
     assert store.layout is not None
-    command = [sys.executable, "-c", KILLED, store.name, str(store.layout.facts)]
+    command = [sys.executable, "-c", KILLED, store.name, str(store.layout.facts), credit]
     drafts = 0
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
@@ -257,7 +304,7 @@ def test_killed_while_facts_are_written_every_answer_is_right(store: Store) -> N
             drafts += any(store.layout.facts.glob("draft-*"))
 
             assert int(status) == signal.SIGKILL
-            assert rows_of(store) == expected
+            assert (rows_of(store), rewards_by(store, credit)) == expected
     assert drafts > KILLS // 2
 
 

@@ -1,7 +1,8 @@
 """Transitions without bodies and the funnel are those of the adapter, whatever is asked for."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 import pytest
@@ -11,7 +12,8 @@ from tests.adapter.forest import SECOND, draw
 from tests.adapter.forests import forests
 
 from lightning_otel import Store
-from lightning_otel.types import Report, Span
+from lightning_otel.adapter import Advantage, Composition
+from lightning_otel.types import Credit, Report, Span
 from lightning_otel.types import conventions as c
 
 DRAWINGS = [
@@ -27,12 +29,28 @@ DRAWINGS = [
 ]
 START_NS = 1_700_000_000 * SECOND
 NOON_NS = START_NS + 3 * 10**10
+
+
+def max_of(rewards: Mapping[str, float]) -> float | None:
+    """Compose rewards by a function, of which nothing is kept."""
+    return max(rewards.values())
+
+
 OPTIONS: list[dict[str, Any]] = [
     {}, {"include_incomplete": True}, {"agents": "planner"}, {"agents": ["!planner"]},
     {"rollout_id": ["r0", "r2"]}, {"rollout_id": "none"}, {"rewarded": True}, {"rewarded": False},
     {"min_reward": 0.5}, {"max_reward": 0.5}, {"capture": "text"}, {"resource_version": "3"},
     {"mode": "val"}, {"since": NOON_NS}, {"until": NOON_NS}, {"gamma": 0.5},
-    {"received": False}, {"credit": "step"}, {"truncated": False},
+    {"received": False}, {"credit": "step"}, {"truncated": False}, {"credit": "agents"},
+    {"credit": "last"}, {"credit": "discounted", "gamma": 0.5, "agents": "planner"},
+    {"credit": "step", "include_incomplete": True}, {"credit": "step", "max_reward": 0.5},
+    {"credit": "step", "rollout_id": "r0"},
+    {"reward": "ok"}, {"reward": "tone", "credit": "step", "rewarded": True},
+    {"compose": Composition({"ok": 1.0, "tone": 0.5}, {"ok": 0.5})}, {"advantage": "grpo"},
+    {"advantage": Advantage("rloo", size=2), "credit": "step", "include_incomplete": True},
+    {"advantage": "dr_grpo", "reward": "ok", "agents": "planner"},
+    {"advantage": "grpo", "credit": "discounted"}, {"advantage": "grpo", "rollout_id": "r0"},
+    {"compose": max_of, "advantage": Advantage(group_by="prompt")},
 ]  # fmt: skip
 BODIES = {
     "observation", "action", "next_observation", "tools", "prompt_ids", "response_ids", "logprobs",
@@ -92,6 +110,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     store = Store(tmp_path_factory.mktemp("facts") / "t.duckdb")
     for number, drawing in enumerate(DRAWINGS):
         store.add(_number(draw(drawing, process=f"p{number}").spans, number))
+    # The last one's clock was set back before it ended.
+    for span in _number(draw("do:left", process="p50").spans, 50):
+        store.add([replace(span, end_ns=span.start_ns - SECOND)])
     return store
 
 
@@ -103,9 +124,10 @@ def test_options_choose_the_same(store: Store, options: dict[str, Any]) -> None:
 
 @settings(max_examples=5, deadline=None, phases=[Phase.generate],
           suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
-@given(st.lists(forests, min_size=1, max_size=3))
+@given(st.lists(forests, min_size=1, max_size=3), st.sampled_from(get_args(Credit)),
+       st.sampled_from([{}, {"reward": "reward"}, {"advantage": "grpo"}]))  # fmt: skip
 def test_any_forest_reads_the_same(
-    tmp_path_factory: pytest.TempPathFactory, found: list[list[Span]]
+    tmp_path_factory: pytest.TempPathFactory, found: list[list[Span]], credit: Credit, options: Any
 ) -> None:
     """So does whatever broken tracers leave behind."""
     store = Store(tmp_path_factory.mktemp("facts") / "t.duckdb")
@@ -114,13 +136,16 @@ def test_any_forest_reads_the_same(
 
     compare(store)
     compare(store, include_incomplete=True)
+    compare(store, credit=credit, **options)
 
 
 def test_counts_follow_the_store(store: Store) -> None:
     """What was recorded since the last answer is in the next one."""
     (before,) = store.sql(STEPS)
     assert before["n"] == store.report().transitions == len(store.transitions().rows())
+    compare(store, credit="step")
     store.add(_number(draw("planner[ late !1 ]", process="p99").spans, 40))
     (after,) = store.sql(STEPS)
     assert after["n"] == before["n"] + 1
     compare(store)
+    compare(store, credit="step")

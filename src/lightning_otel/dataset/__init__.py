@@ -69,12 +69,12 @@ class Store(SpanStore):
             AdapterError: The other adapter cannot be loaded.
         """
         from lightning_otel.dataset.facts import FactReader
-        from lightning_otel.dataset.formats.format import distinct
         from lightning_otel.dataset.formats.transition_rows import COLUMNS, NARROW_COLUMNS, row
         from lightning_otel.dataset.query import TransitionQuery, strip_bodies
         from lightning_otel.dataset.tables import query_rows
         from lightning_otel.store.table import Query, Transitions
         from lightning_otel.types import Report
+        from lightning_otel.types.transitions import distinct
 
         check_types({"bodies": bodies}, {"bodies": bool})
         query = TransitionQuery.of(keywords)

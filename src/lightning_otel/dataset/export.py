@@ -19,13 +19,14 @@ from lightning_otel.dataset import formats
 from lightning_otel.dataset.card import Facts, Part, write_card
 from lightning_otel.dataset.census import TRAIN, Census, Split
 from lightning_otel.dataset.certificate import IN_FOLDER, find_certificate, write_certificate
-from lightning_otel.dataset.formats.format import LeftOut, Row, distinct
+from lightning_otel.dataset.formats.format import LeftOut, Row
 from lightning_otel.dataset.tables import write_rows
 from lightning_otel.errors import ConfigError
 from lightning_otel.store.files import private_file
 from lightning_otel.store.sql import new_connection
 from lightning_otel.store.table import Query, json_line
 from lightning_otel.types import Report, Trajectory
+from lightning_otel.types.transitions import distinct
 
 FileKind: TypeAlias = Literal["jsonl", "parquet", "folder"]
 Place: TypeAlias = str | os.PathLike[str] | Callable[[Row], None] | None

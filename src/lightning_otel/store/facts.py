@@ -2,7 +2,8 @@
 
 A file is named by the version of the facts, its time and its checksum, and is renamed to its place
 when it is whole. Of a rollout the rows of the newest file count. Now and then a file of all facts
-takes the place of those before it. Any of them may be deleted at any time.
+takes the place of those before it. Facts by another credit than the usual one have files of their
+own. Any of them may be deleted at any time.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lightning_otel import config
 from lightning_otel.store.files import (
@@ -26,7 +27,7 @@ from lightning_otel.store.files import (
 )
 from lightning_otel.store.layout import FACTS_MARK, FACTS_VERSION, now_us, read_facts_mark
 from lightning_otel.store.sql import quote_paths, quote_text
-from lightning_otel.types.transitions import STEP_COLUMNS
+from lightning_otel.types.transitions import STEP_COLUMNS, Credit
 
 if TYPE_CHECKING:
     import duckdb
@@ -76,9 +77,13 @@ FACT_COLUMNS: Final = {
 """Every column of the ``facts`` view and its type; each kind of row has some of them."""
 NO_FACTS: Final = ", ".join(f"NULL::{kind} AS {name}" for name, kind in FACT_COLUMNS.items())
 PATTERN: Final = f"facts-{FACTS_VERSION}-*.parquet"
-_NAME: Final = re.compile(r"facts-(\d+)-(\d{16})-([0-9a-f]{8})(-base)?\.parquet", re.ASCII)
+_NAME: Final = re.compile(
+    r"(facts|credit-[a-z]+[-.\w]*?)-(\d+)-(\d{16})-([0-9a-f]{8})(-base)?\.parquet", re.ASCII
+)
 _DRAFT: Final = "draft-"
 _MOST_FILES: Final = 8
+_MOST_CREDITS: Final = 4
+"""Credits whose facts are kept; the views need those of the usual one."""
 _LOCK_S: Final = 2.0
 """How long to wait for a lock that others hold for the time of a rename."""
 _GRACE_S: Final = 60.0
@@ -90,9 +95,28 @@ _sound: Final[set[tuple[str, int, int]]] = set()
 """Name, size and time of change of the files whose checksums were right."""
 
 
-def list_facts(folder: Path) -> list[Path]:
-    """Return the files that count, oldest first: sound ones of this version."""
-    names = _list_names(folder)
+class CreditOptions(NamedTuple):
+    """How rewards reach calls in some facts: the first options of the adapter."""
+
+    credit: Credit = "previous"
+    gamma: float = 0.99
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of their files."""
+        if self == USUAL:
+            return "facts"
+        # Under the other credits nothing is discounted.
+        gamma = f"-{float(self.gamma)}" if self.credit == "discounted" else ""
+        return f"credit-{self.credit}{gamma}"
+
+
+USUAL: Final = CreditOptions()
+
+
+def list_facts(folder: Path, prefix: str = "facts") -> list[Path]:
+    """Return the files of a prefix that count, oldest first: sound ones of this version."""
+    names = _list_names(folder, prefix)
     bases = [name for name in names if name.endswith("-base.parquet")]
     first = max(bases, default="")
     return [path for name in names if name >= first and _is_sound(path := folder / name)]
@@ -167,7 +191,7 @@ def files_sql(paths: Sequence[Path]) -> str:
 
 
 def keep_facts(
-    con: "duckdb.DuckDBPyConnection", folder: Path, mark: bytes, *, is_whole: bool
+    con: "duckdb.DuckDBPyConnection", folder: Path, mark: bytes, prefix: str, *, is_whole: bool
 ) -> Path | None:
     """Write the facts in ``reading.fresh`` to a file, or all that the view ``facts`` shows.
 
@@ -175,6 +199,7 @@ def keep_facts(
         con: A connection with both.
         folder: The folder of the files.
         mark: The last deletion of facts before the spans were read.
+        prefix: The beginning of the file's name.
         is_whole: Whether to write all facts.
 
     Returns:
@@ -200,7 +225,8 @@ def keep_facts(
         )
         checksum = zlib.crc32(draft.read_bytes())
         suffix = "-base" if is_whole else ""
-        final = folder / f"facts-{FACTS_VERSION}-{now_us():016d}-{checksum:08x}{suffix}.parquet"
+        version = f"{prefix}-{FACTS_VERSION}"
+        final = folder / f"{version}-{now_us():016d}-{checksum:08x}{suffix}.parquet"
         with file_lock(folder / FACTS_MARK, wait_s=_LOCK_S) as lock:
             # These facts may hold what was masked or removed meanwhile.
             if lock is None or read_facts_mark(folder) != mark:
@@ -222,16 +248,26 @@ def is_merge_due(paths: Sequence[Path]) -> bool:
     return False
 
 
-def remove_replaced(folder: Path) -> None:
-    """Unlink damaged files, and replaced ones and drafts once no process needs them any more."""
-    files = list_facts(folder)
+def remove_replaced(folder: Path, prefix: str) -> None:
+    """Unlink damaged files, and replaced ones and drafts once no process needs them any more.
+
+    Those of other prefixes stay, but of the credits whose facts were made longest ago.
+    """
+    files = list_facts(folder, prefix)
     with contextlib.suppress(OSError):
         base_s = files[0].stat().st_mtime if files else 0.0
+        newest: dict[str, str] = {}
         for name in filter(_is_made_here, list_names(folder) - {path.name for path in files}):
-            path = folder / name
+            path, match = folder / name, _NAME.fullmatch(name)
+            if match is not None and match[1] != prefix:
+                newest[match[1]] = max(newest.get(match[1], ""), match[3])
+                continue
             is_damaged = _has_version(name) and not _is_sound(path)
             if is_damaged or time.time() - max(base_s, path.stat().st_mtime) > _GRACE_S:
                 path.unlink(missing_ok=True)
+        newest.pop("facts", None)
+        for other in sorted(newest, key=newest.__getitem__)[: 2 - _MOST_CREDITS]:
+            _unlink_all(folder, f"{other}-")
 
 
 def delete_facts(folder: Path) -> None:
@@ -239,7 +275,12 @@ def delete_facts(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         with file_lock(folder / FACTS_MARK, wait_s=_LOCK_S):
             (folder / FACTS_MARK).write_bytes(os.urandom(8))
-        for name in filter(_is_made_here, list_names(folder)):
+        _unlink_all(folder)
+
+
+def _unlink_all(folder: Path, prefix: str = "") -> None:
+    for name in filter(_is_made_here, list_names(folder)):
+        if name.startswith(prefix):
             (folder / name).unlink(missing_ok=True)
 
 
@@ -247,15 +288,15 @@ def _is_made_here(name: str) -> bool:
     return name.startswith(_DRAFT) or _NAME.fullmatch(name) is not None
 
 
-def _list_names(folder: Path) -> list[str]:
+def _list_names(folder: Path, prefix: str) -> list[str]:
     with contextlib.suppress(OSError):
-        return sorted(name for name in list_names(folder) if _has_version(name))
+        return sorted(name for name in list_names(folder) if _has_version(name, prefix))
     return []
 
 
-def _has_version(name: str) -> bool:
+def _has_version(name: str, prefix: str | None = None) -> bool:
     match = _NAME.fullmatch(name)
-    return match is not None and int(match[1]) == FACTS_VERSION
+    return match is not None and int(match[2]) == FACTS_VERSION and match[1] == (prefix or match[1])
 
 
 def _is_sound(path: Path) -> bool:
@@ -266,7 +307,7 @@ def _is_sound(path: Path) -> bool:
         state = path.name, status.st_size, status.st_mtime_ns
         if state not in _sound and match is not None and is_own_file(path):
             checksum = f"{zlib.crc32(path.read_bytes()):08x}"
-            _sound.update([state] if checksum == match[3] else [])
+            _sound.update([state] if checksum == match[4] else [])
     except OSError:
         return False
     return state in _sound

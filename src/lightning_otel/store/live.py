@@ -1,8 +1,6 @@
 """Records of living processes, read from their segments without DuckDB."""
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -18,9 +16,6 @@ COARSE_NS: Final = 1_000_000_000
 """How far a file's time may lie behind the clock, on any filesystem."""
 _MOST_BYTES: Final = 8 << 20
 """Segments that take longer to read here than DuckDB takes to start."""
-
-_counted: dict[Path, tuple[int, int, int]] = {}
-"""By segment that grows: its inode, the end of its whole lines, and their number."""
 
 
 def read_others_records(
@@ -81,44 +76,6 @@ def _is_settled_since(layout: Layout, since_ns: int) -> bool:
         return any(file.max_start_ns >= since_ns for file in layout.read_manifest().live_files)
     except StoreDamagedError:
         return True
-
-
-def is_written(path: Path) -> bool:
-    """Return whether a process holds the lock of a segment, and so may still write it."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def count_lines(path: Path) -> int | None:
-    """Count a segment's whole lines as DuckDB does; None if nobody writes to it any more.
-
-    Only what was appended since the last time is read.
-    """
-    if is_written(path):
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            inode, end, count = _counted.get(path, (status.st_ino, 0, 0))
-            if inode != status.st_ino or status.st_size < end:
-                end = count = 0
-            file.seek(end)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                end += len(line)
-                count += not line.isspace()  # DuckDB steps over these
-            _counted[path] = status.st_ino, end, count
-            return count
-    _counted.pop(path, None)
-    return None
 
 
 def _is_written_since(path: Path, since_ns: int) -> bool:

@@ -159,4 +159,4 @@ class Reader(_Connection):
         if not isinstance(exc, duckdb.IOException) or is_last:
             return False
         # Facts that were merged or deleted are read, or computed, anew.
-        return "/facts/facts-" in str(exc) or before != Snapshot.take(self._layout)
+        return str(self._layout.facts) in str(exc) or before != Snapshot.take(self._layout)

@@ -24,6 +24,8 @@ from lightning_otel.store.batches import (
 from lightning_otel.store.facts import (
     FACT_COLUMNS,
     NO_FACTS,
+    USUAL,
+    CreditOptions,
     files_sql,
     is_merge_due,
     keep_facts,
@@ -100,6 +102,7 @@ def renew_facts(
     *,
     may_compute: bool,
     page: tuple[str, Sequence[object]] | None = None,
+    credit: CreditOptions = USUAL,
 ) -> None:
     """Define ``attempts`` and ``facts`` on a connection, as ``spans`` has them now.
 
@@ -110,12 +113,13 @@ def renew_facts(
         may_compute: Whether to compute what is not current; if not, it shows as that.
         page: A query for the rollouts that will be looked at, if these are few: where many are
             stale, only they are renewed.
+        credit: How rewards reach calls in these facts.
     """
     con = reader.con
     con.execute("CREATE SCHEMA IF NOT EXISTS reading")
     con.execute(f"CREATE OR REPLACE TABLE reading.attempts AS {ATTEMPTS}")
     con.execute("CREATE OR REPLACE VIEW attempts AS FROM reading.attempts")
-    paths = list_facts(folder)
+    paths = list_facts(folder, credit.prefix)
     con.execute(f"CREATE OR REPLACE VIEW facts AS {files_sql(paths)}")
     if not may_compute:
         return
@@ -124,7 +128,7 @@ def renew_facts(
     if page is not None and len(stale) > _AT_ONCE:
         stale = _choose_stale(con, stale, page)
     if stale:
-        _Renewal(reader, folder, mark, paths).run(stale)
+        _Renewal(reader, folder, mark, paths, credit).run(stale)
     con.execute(_SHOW_GROWING)
 
 
@@ -157,8 +161,11 @@ def has_unwritten_facts(con: "duckdb.DuckDBPyConnection") -> bool:
 
 
 class _Renewal:
-    def __init__(self, reader: SpanReader, folder: Path, mark: bytes, paths: list[Path]) -> None:
-        self._reader, self._con = reader, reader.con
+    def __init__(
+        self, reader: SpanReader, folder: Path, mark: bytes, paths: list[Path],
+        credit: CreditOptions,
+    ) -> None:  # fmt: skip
+        self._reader, self._con, self._credit = reader, reader.con, credit
         self._folder, self._mark, self._paths = folder, mark, paths
         self._is_unwritten = False
 
@@ -179,9 +186,8 @@ class _Renewal:
             return
         con.execute("DROP TABLE reading.fresh")
         if is_merge_due(self._paths) or _list_values(con, _GONE):
-            base = keep_facts(con, self._folder, self._mark, is_whole=True)
+            base = self._write(is_whole=True)
             self._paths = [base] if base is not None else self._paths
-            remove_replaced(self._folder)
             self._define()
 
     def _add_dependent(self, rollouts: Sequence[str], *, has_facts: bool) -> list[Placement]:
@@ -237,7 +243,7 @@ class _Renewal:
             if record["operation"] in c.CALL_OPERATIONS
         }
         origins = read_origins(self._reader, references, answers)
-        explained = TripletAdapter().explain(spans, origins=origins)
+        explained = TripletAdapter(*self._credit).explain(spans, origins=origins)
         rows = [
             *make_rows(explained, spans, fingerprints, visible),
             *(
@@ -261,12 +267,17 @@ class _Renewal:
         """Make a file of the rows in memory; where that fails, they stay there."""
         if self._is_unwritten:
             return
-        path = keep_facts(self._con, self._folder, self._mark, is_whole=False)
+        path = self._write(is_whole=False)
         self._is_unwritten = path is None
         if path is not None:
-            remove_replaced(self._folder)
             self._paths.append(path)
             self._con.execute(_FRESH)
+
+    def _write(self, *, is_whole: bool) -> Path | None:
+        prefix = self._credit.prefix
+        path = keep_facts(self._con, self._folder, self._mark, prefix, is_whole=is_whole)
+        remove_replaced(self._folder, prefix)
+        return path
 
     def _define(self) -> None:
         query = files_sql(self._paths)

@@ -4,7 +4,10 @@ What ceases to count stays for a period of grace. Of a growing segment only the 
 there are read. Only the catalogue decides inside its SQL (:mod:`catalogue`).
 """
 
+import contextlib
+import fcntl
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +19,6 @@ from lightning_otel.store.damage import list_excluded
 from lightning_otel.store.files import list_names, total_bytes
 from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout, now_us, read_facts_mark
 from lightning_otel.store.lines import MAX_RECORD_BYTES
-from lightning_otel.store.live import count_lines, is_written
 from lightning_otel.store.manifest import DataFile, is_in_effect
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.sql import quote_paths, quote_text, struct_sql
@@ -25,6 +27,8 @@ _SMALL_BYTES: Final = 1 << 20
 """A store up to this size is read into memory: to plan a query over files takes longer."""
 _MANY: Final = 64
 _SMALL_SEGMENT_BYTES: Final = 128 << 10
+_counted: dict[Path, tuple[int, int, int]] = {}
+"""By segment that grows: its inode, the end of its whole lines, and their number."""
 ALL_LINES: Final[Mapping[str, int]] = MappingProxyType({})
 """Lines that count by segment that grows, where none does."""
 NO_COLUMNS: Final = ", ".join(f"NULL::{kind} AS {name}" for name, kind in COLUMNS.items())
@@ -100,10 +104,10 @@ class Snapshot:
 
     def fix(self) -> Self:
         """Return the snapshot with the lengths that its growing segments have now."""
-        counts = ((path.name, count_lines(path)) for path in self.segments)
+        counts = ((path.name, _count_lines(path)) for path in self.segments)
         lines = {name: count for name, count in counts if count is not None}
         damaged = [name for name in self.excluded if name.endswith(SEGMENT_SUFFIX)]
-        growing = [*lines, *(name for name in damaged if is_written(self.layout.live / name))]
+        growing = [*lines, *(name for name in damaged if _is_written(self.layout.live / name))]
         alive = frozenset(name.rpartition("-")[0] for name in growing)
         return replace(self, lines=lines, alive=alive)
 
@@ -231,3 +235,41 @@ def rows_sql(layout: Layout, files: Sequence[DataFile], folder: Path | None = No
         f"(SELECT {', '.join(COLUMNS)}, filename, file_row_number "
         f"FROM read_parquet({paths}, filename=true, file_row_number=true))"
     )
+
+
+def _is_written(path: Path) -> bool:
+    """Return whether a process holds the lock of a segment, and so may still write it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _count_lines(path: Path) -> int | None:
+    """Count a segment's whole lines as DuckDB does; None if nobody writes to it any more.
+
+    Only what was appended since the last time is read.
+    """
+    if _is_written(path):
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            inode, end, count = _counted.get(path, (status.st_ino, 0, 0))
+            if inode != status.st_ino or status.st_size < end:
+                end = count = 0
+            file.seek(end)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                end += len(line)
+                count += not line.isspace()  # DuckDB steps over these
+            _counted[path] = status.st_ino, end, count
+            return count
+    _counted.pop(path, None)
+    return None

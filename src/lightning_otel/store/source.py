@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from lightning_otel.store.batches import SpanReader
 from lightning_otel.store.catalogue import catalogue_statements
 from lightning_otel.store.damage import exclude_damage
-from lightning_otel.store.facts import delete_facts, make_cache
+from lightning_otel.store.facts import USUAL, CreditOptions, delete_facts, make_cache
 from lightning_otel.store.files import escape_glob
 from lightning_otel.store.layout import (
     EMPTY_FACTS,
@@ -74,12 +74,14 @@ Statement = tuple[str, Sequence[object]]
 class SpanSource(ABC):
     """An engine that holds spans, named as a person wrote it, without a password.
 
-    ``layout`` are its paths, if on this machine; ``moment`` is what counts there for every reader.
+    ``layout`` are its paths, if on this machine; ``moment`` is what counts there for every reader;
+    by ``credit`` rewards reach calls in its facts.
     """
 
     name: str
     layout: Layout | None = None
     moment: Moment | None = None
+    credit: CreditOptions = USUAL
 
     def connect(
         self,
@@ -107,6 +109,12 @@ class SpanSource(ABC):
     def at_moment(self) -> "SpanSource":
         """Return the source as it is when first read; an engine is asked as usual."""
         return self
+
+    def with_credit(self, credit: CreditOptions) -> Self:
+        """Return the source with facts by another credit."""
+        source = copy.copy(self)
+        source.credit = credit
+        return source
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """Return the selected spans, read on a connection of this source, by default a new one."""
@@ -205,7 +213,9 @@ class LocalSource(SpanSource):
         def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
             if snapshot.is_small:
                 con.execute("SET threads = 1")
-            define_views(con, snapshot, names, columns, may_compute=True, page=page)
+            define_views(
+                con, snapshot, names, columns, may_compute=True, page=page, credit=self.credit
+            )
 
         return Reader(con, self.layout, define, self.moment)
 
@@ -253,6 +263,7 @@ def define_views(
     *,
     may_compute: bool = False,
     page: Statement | None = None,
+    credit: CreditOptions = USUAL,
 ) -> None:
     """Define ``spans`` over a snapshot, and the views named; arguments as ``connect`` has them.
 
@@ -282,7 +293,9 @@ def define_views(
             reader = _make_reader(con, snapshot, is_narrow=is_narrow)
             may_compute = may_compute and not derived.isdisjoint(_COMPUTED)
             mark = snapshot.facts_mark
-            renew_facts(reader, layout.facts, mark, may_compute=may_compute, page=page)
+            renew_facts(
+                reader, layout.facts, mark, may_compute=may_compute, page=page, credit=credit
+            )
         create_views(con, derived)
 
 

@@ -1,6 +1,6 @@
 """Calls and rewards, and the transitions and rows made of them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
 from typing import Any, Final, Literal, TypeAlias, TypeVar
@@ -294,6 +294,23 @@ class JudgedTrajectory(Trajectory):
     """A trajectory whose reward an adapter of the user's own gave as a whole, not by steps."""
 
     __slots__ = ()
+
+
+def distinct(trajectories: Iterable[Trajectory]) -> Iterator[tuple[Transition, Trajectory]]:
+    """Yield each step once, with its first trajectory; those of an attempt come together."""
+    attempt = ("", "")
+    keys: set[tuple[str, str]] = set()
+    for trajectory in trajectories:
+        if attempt != (trajectory.rollout_id, trajectory.attempt_id):
+            # Only branches of one attempt share steps: memory must not grow with the store.
+            attempt = (trajectory.rollout_id, trajectory.attempt_id)
+            keys = set()
+        for step in trajectory.transitions:
+            key = (step.trace_id, step.span_id)
+            if not step.is_shared or key not in keys:
+                yield step, trajectory
+            if step.is_shared:
+                keys.add(key)
 
 
 def distinct_steps(trajectories: Iterable[Trajectory]) -> list[Transition]:

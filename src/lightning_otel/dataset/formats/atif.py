@@ -34,13 +34,13 @@ from lightning_otel.dataset.formats.format import (
     Row,
     UnheldError,
     attempt,
-    distinct,
     other_choices,
 )
 from lightning_otel.messages.chat import tools_of
 from lightning_otel.store.prices import Prices, add_costs, read_prices, read_usage
 from lightning_otel.types import Message, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
+from lightning_otel.types.transitions import distinct
 from lightning_otel.types.values import json_text
 
 VERSION: Final = "ATIF-v1.8"

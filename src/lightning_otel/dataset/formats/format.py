@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from lightning_otel.adapter import Adaptation
 from lightning_otel.types import Trajectory, Transition
-from lightning_otel.types.transitions import JudgedTrajectory
+from lightning_otel.types.transitions import JudgedTrajectory, distinct
 from lightning_otel.types.values import check_names, check_types
 
 T = TypeVar("T")
@@ -182,23 +182,6 @@ def with_rewards(
             if observation and source is not None and last[source] is None:
                 last[source] = last[index]
         yield from zip(paths, last, strict=True)
-
-
-def distinct(trajectories: Iterable[Trajectory]) -> Iterator[tuple[Transition, Trajectory]]:
-    """Yield each step once, with its first trajectory; those of an attempt come together."""
-    attempt = ("", "")
-    keys: set[tuple[str, str]] = set()
-    for trajectory in trajectories:
-        if attempt != (trajectory.rollout_id, trajectory.attempt_id):
-            # Only branches of one attempt share steps: memory must not grow with the store.
-            attempt = (trajectory.rollout_id, trajectory.attempt_id)
-            keys = set()
-        for step in trajectory.transitions:
-            key = (step.trace_id, step.span_id)
-            if not step.is_shared or key not in keys:
-                yield step, trajectory
-            if step.is_shared:
-                keys.add(key)
 
 
 ORIGIN: Final[Mapping[str, str]] = {

@@ -22,11 +22,11 @@ from lightning_otel.dataset.formats.format import (
     LeftOut,
     Made,
     Row,
-    distinct,
     make_row,
 )
 from lightning_otel.dataset.formats.transition_rows import transition
 from lightning_otel.types import Trajectory, Transition
+from lightning_otel.types.transitions import distinct
 from lightning_otel.types.values import dump
 
 SAME: Final = "the same answer earned more and less; look at how rewards are given"

@@ -21,13 +21,13 @@ from lightning_otel.dataset.formats.format import (
     LeftOut,
     Made,
     Row,
-    distinct,
     origins,
     reward_fault,
     with_rewards,
 )
 from lightning_otel.dataset.formats.groups import group_of
 from lightning_otel.types import TrainingRow, Trajectory
+from lightning_otel.types.transitions import distinct
 
 _IGNORED: Final = -100
 """The label of a token that no loss is taken of, as PyTorch's cross entropy has it."""

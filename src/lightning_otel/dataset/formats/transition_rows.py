@@ -5,12 +5,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Final
 
-from lightning_otel.dataset.formats.format import Format, Made, Row, distinct
+from lightning_otel.dataset.formats.format import Format, Made, Row
 from lightning_otel.types import Trajectory, Transition
 from lightning_otel.types.transitions import (
     STEP_COLUMNS,
     TRANSITION_BODIES,
     TRANSITION_COLUMNS,
+    distinct,
 )
 
 COLUMNS: Final = TRANSITION_COLUMNS
