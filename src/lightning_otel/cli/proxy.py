@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
-from urllib.parse import urlsplit
 
 import click
 from opentelemetry.context import Context, create_key, set_value
@@ -173,11 +172,7 @@ def proxy(
 
 
 def _parse_listen(text: str) -> tuple[str, int]:
-    try:
-        parts = urlsplit(f"//{text}")
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if host is None or port is None:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
         raise ConfigError(f"{text!r} is no HOST:PORT, such as 127.0.0.1:4319")
-    return host, port
+    return host.strip("[]"), int(port)
