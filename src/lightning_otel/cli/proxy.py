@@ -71,19 +71,19 @@ class _Rollouts:
     def note_answer(self, context: Context, answer: str) -> None:
         """Note what the next request of a conversation goes on with."""
         rollout, history = cast("tuple[_Rollout, int]", context.get(_PLACE))
-        left = hash_answers(history, parse_messages(scrub(answer)) or ()) or (history,)
+        hashes = hash_answers(history, parse_messages(scrub(answer)) or ()) or (history,)
         with self._lock:
             rollout.used_s = time.monotonic()
             if history and not rollout.is_over:
-                self._open.update(dict.fromkeys(left, rollout))
+                self._open.update(dict.fromkeys(hashes, rollout))
 
     def answer(self, method: str, target: str, headers: Mapping[str, str]) -> str | None:
         """End the rollout that a program says is over; without a name all that no header named."""
         if method != "POST" or target != self._end_path:
             return None
         session_id = session_of(headers)
-        named = self._open.get(session_id or "")
-        self._end(lambda rollout: rollout is named if session_id else not rollout.is_named)
+        session = self._open.get(session_id or "")
+        self._end(lambda rollout: rollout is session if session_id else not rollout.is_named)
         return "ended"
 
     def end(self, idle_s: float = 0.0) -> None:
