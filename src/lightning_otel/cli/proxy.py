@@ -142,9 +142,7 @@ def proxy(
         raise ConfigError("proxy needs a store on this disk; name one with --store")
     opened.layout.create()
     provider.leave_otlp_to_the_store()
-    key, is_new = read_token(key_file) if key_file is not None else ("", False)
-    if is_new:
-        print_note(f"made {key_file}: addresses begin with /KEY, the key in it")
+    key = _read_key(key_file) if key_file is not None else ""
     options: Any = {"store": opened, **{name: switches[name] or None for name in switches}}
     rollouts = _Rollouts(options, key)
     server = Proxy(
@@ -176,3 +174,12 @@ def _parse_listen(text: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65_535:
         raise ConfigError(f"{text!r} is no HOST:PORT, such as 127.0.0.1:4319")
     return host.strip("[]"), int(port)
+
+
+def _read_key(file: Path) -> str:
+    key, is_new = read_token(file)
+    if is_new:
+        print_note(f"made {file}: addresses begin with /KEY, the key in it")
+    if "/" in key or "?" in key:
+        raise ConfigError(f"the key in {file} has / or ?; remove it, and a new one is made")
+    return key
