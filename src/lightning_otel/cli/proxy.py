@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
-from urllib.parse import urlsplit
 
 import click
 from opentelemetry.context import Context, create_key, set_value
@@ -72,19 +71,19 @@ class _Rollouts:
     def note_answer(self, context: Context, answer: str) -> None:
         """Note what the next request of a conversation goes on with."""
         rollout, history = cast("tuple[_Rollout, int]", context.get(_PLACE))
-        left = hash_answers(history, parse_messages(scrub(answer)) or ()) or (history,)
+        hashes = hash_answers(history, parse_messages(scrub(answer)) or ()) or (history,)
         with self._lock:
             rollout.used_s = time.monotonic()
             if history and not rollout.is_over:
-                self._open.update(dict.fromkeys(left, rollout))
+                self._open.update(dict.fromkeys(hashes, rollout))
 
     def answer(self, method: str, target: str, headers: Mapping[str, str]) -> str | None:
         """End the rollout that a program says is over; without a name all that no header named."""
         if method != "POST" or target != self._end_path:
             return None
         session_id = session_of(headers)
-        named = self._open.get(session_id or "")
-        self._end(lambda rollout: rollout is named if session_id else not rollout.is_named)
+        session = self._open.get(session_id or "")
+        self._end(lambda rollout: rollout is session if session_id else not rollout.is_named)
         return "ended"
 
     def end(self, idle_s: float = 0.0) -> None:
@@ -143,9 +142,7 @@ def proxy(
         raise ConfigError("proxy needs a store on this disk; name one with --store")
     opened.layout.create()
     provider.leave_otlp_to_the_store()
-    key, is_new = read_token(key_file) if key_file is not None else ("", False)
-    if is_new:
-        print_note(f"made {key_file}: addresses begin with /KEY, the key in it")
+    key = _read_key(key_file) if key_file is not None else ""
     options: Any = {"store": opened, **{name: switches[name] or None for name in switches}}
     rollouts = _Rollouts(options, key)
     server = Proxy(
@@ -173,11 +170,16 @@ def proxy(
 
 
 def _parse_listen(text: str) -> tuple[str, int]:
-    try:
-        parts = urlsplit(f"//{text}")
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if host is None or port is None:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
         raise ConfigError(f"{text!r} is no HOST:PORT, such as 127.0.0.1:4319")
-    return host, port
+    return host.strip("[]"), int(port)
+
+
+def _read_key(file: Path) -> str:
+    key, is_new = read_token(file)
+    if is_new:
+        print_note(f"made {file}: addresses begin with /KEY, the key in it")
+    if "/" in key or "?" in key:
+        raise ConfigError(f"the key in {file} has / or ?; remove it, and a new one is made")
+    return key
