@@ -117,12 +117,10 @@ def test_metrics_are_the_trainers(base: Path, paths: list[Trajectory]) -> None:
 @pytest.mark.parametrize("name", ["sft", "kto", "dpo"])
 def test_long_rows_are_not_cut(base: Path, paths: list[Trajectory], name: str) -> None:
     """TRL keeps the first 1,024 tokens, in which there is no answer here, unless it is told."""
-    asked = (said("user", "x" * 1200),)
+    whole = {"observation": (said("user", "x" * 1200),), "prompt_ids": (), "response_ids": ()}
     held = changed(
-        paths,
-        lambda s: replace(s, observation=asked, prompt_ids=(), response_ids=(), logprobs=(),
-                          action=(said("assistant", f"Try {s.rollout_id}."),)),
-    )  # fmt: skip
+        paths, lambda s: replace(s, action=(said("assistant", f"Try {s.rollout_id}."),), **whole)
+    )
 
     found = MAKERS[name](str(base), **FAST).train_step(held).metrics
 

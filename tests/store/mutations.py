@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import orjson
+from tests.environments import say
 from tests.trainer.made import spans_of
 
 from lightning_otel import Store
@@ -121,11 +122,6 @@ def time_rows(store: Store, path: Path, number: int) -> float:
     with patch.object(formats, "get", lambda name: layout):  # it installs no distribution
         store.export("own", path, certificate=True)
     return time.process_time() - start_s
-
-
-def say(line: object) -> None:
-    """Print at once, also into a pipe."""
-    print(line, flush=True)  # noqa: T201  # a command's output
 
 
 def main(changes: int = 10_000, rows: int = 1_000_000) -> None:

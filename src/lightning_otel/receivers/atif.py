@@ -1,6 +1,6 @@
 """ATIF documents as spans: a call for each step that asked a model, with all that was said before.
 
-What a step says beyond its span lies under ``atif_steps.KEY`` of its message, for ``export atif``.
+What a step says beyond its span lies under ``atif.KEY`` of its message, for ``export atif``.
 
 Source: Harbor's RFC 0001, ATIF v1.0 to v1.8.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs, read_tokens
-from lightning_otel.dataset.formats import atif, atif_steps
+from lightning_otel.dataset.formats import atif
 from lightning_otel.messages import (
     content_parts,
     flatten_tools,
@@ -159,9 +159,9 @@ class _Reading:
             answers = _answers_of(step) if not is_last else []
             if index in self._rewards:
                 drafts.append(self._draft(index, answer))
-                natural = atif_steps.call_step(drafts[-1], _ignore)
+                natural = atif.call_step(drafts[-1], _ignore)
             else:
-                natural = atif_steps.message_step(answer, _ignore)
+                natural = atif.message_step(answer, _ignore)
             if answers:
                 results = step["observation"]["results"]
                 natural["observation"] = {"results": results}
@@ -169,7 +169,7 @@ class _Reading:
             record: dict[str, Any] = {"step": remainder} if remainder else {}
             if is_last:
                 record |= self._read_document(drafts, extra)
-            answer = {**answer, **({atif_steps.KEY: record} if record else {})}
+            answer = {**answer, **({atif.KEY: record} if record else {})}
             answered = [message("tool", answers)] if answers else []
             self._messages.append([json_text(item) for item in (answer, *answered)])
             size += sum(len(write_json(text)) for text in self._messages[-1])
@@ -276,8 +276,8 @@ def _message_of(step: Object) -> dict[str, Any]:
     parts += items
     for index, call in enumerate(step.get("tool_calls", ())):
         part = tool_call_part(call["tool_call_id"], call["function_name"], call["arguments"])
-        remainder = _find_rest(call, atif_steps.tool_call_of(part, index))
-        parts.append({**part, **({atif_steps.KEY: remainder} if remainder else {})})
+        remainder = _find_rest(call, atif.tool_call_of(part, index))
+        parts.append({**part, **({atif.KEY: remainder} if remainder else {})})
     return message("assistant", parts or [text_part("")])
 
 
@@ -289,8 +289,8 @@ def _answers_of(step: Object) -> list[dict[str, Any]]:
         content = result.get("content")
         answer = list(map(_part_of, content)) if isinstance(content, list) else content
         part = tool_response_part(result.get("source_call_id"), answer)
-        remainder = _find_rest(result, atif_steps.result_of(part, called, _ignore))
-        parts.append({**part, **({atif_steps.KEY: remainder} if remainder else {})})
+        remainder = _find_rest(result, atif.result_of(part, called, _ignore))
+        parts.append({**part, **({atif.KEY: remainder} if remainder else {})})
     return parts
 
 
@@ -340,11 +340,11 @@ def _find_nulls(value: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple
 
 
 def _find_rest(whole: Mapping[str, Any], natural: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what :func:`atif_steps.restore` needs to make an object whole; None is absence."""
+    """Return what :func:`atif.restore` needs to make an object whole; None is absence."""
     extras: dict[str, Any] = {}
     for name in {**natural, **whole}:
         ours, theirs = natural.get(name), whole.get(name)
-        if name in atif_steps.NESTED and isinstance(ours, dict) and isinstance(theirs, dict):
+        if name in atif.NESTED and isinstance(ours, dict) and isinstance(theirs, dict):
             ours, theirs = {}, _find_rest(theirs, ours)
         if ours != theirs:
             extras[name] = theirs

@@ -6,21 +6,23 @@ Ours are those of genai-prices, whose names and figures ``.ci/prices.py`` copies
 import csv
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from lightning_otel import config
-from lightning_otel.adapter.attributes import get_text, to_number
+from lightning_otel.adapter.attributes import get_integer, get_text, to_number
 from lightning_otel.errors import ConfigError, warn_once
-from lightning_otel.types import Span, Transition
+from lightning_otel.types import Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
     import duckdb
+
+    from lightning_otel.adapter import Adaptation
 
 _PRICES: Final = Path(__file__).with_name("prices.csv")
 _MOST_MODELS: Final = 1024
@@ -134,6 +136,34 @@ def read_usage(span: Span, step: Transition | None = None) -> tuple[Models, Toke
     answering, requested = names
     tokens = Tokens(prompt, answered, cached, min(written, (prompt or 0) - cached))
     return (answering, requested), tokens
+
+
+def add_usage(part: "Adaptation", key: str) -> Iterator[Trajectory]:
+    """Yield trajectories whose answers hold cached tokens and cost of their calls, under a key.
+
+    An imported document says there itself what it knows.
+    """
+    prices = read_prices()
+    calls = {(span.trace_id, span.span_id): span for _, spans, _ in part.parts for span in spans}
+    imported = {
+        (path.rollout_id, path.attempt_id)
+        for path in part.trajectories
+        if any(key in message for step in path.transitions for message in step.action[:1])
+    }
+
+    def add(step: Transition) -> Transition:
+        span = calls.get((step.trace_id, step.span_id))
+        if span is None or not step.action:
+            return step
+        cost = prices.cost_of(*read_usage(span, step))
+        usage = {"cached_tokens": get_integer(span.attributes, c.CACHED_TOKENS), "cost_usd": cost}
+        metrics = {name: value for name, value in usage.items() if value is not None}
+        answer = {**step.action[0], key: {"cost": cost, "step": {"metrics": metrics}}}
+        return replace(step, action=(answer, *step.action[1:])) if metrics else step
+
+    for path in part.trajectories:
+        is_own = (path.rollout_id, path.attempt_id) not in imported
+        yield replace(path, transitions=tuple(map(add, path.transitions))) if is_own else path
 
 
 def add_costs(costs: Iterable[float | None]) -> float | None:

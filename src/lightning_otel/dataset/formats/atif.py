@@ -2,7 +2,8 @@
 
 Each message that a prompt adds is a step, each call an agent's step with its metrics, and a tool's
 answer an observation of the step that asked for it. Rewards, finish reasons, response ids and
-refusals stand in ``extra``.
+refusals stand in ``extra``. What an imported document says beyond that lies under :data:`KEY` of
+its messages, and is restored.
 
 Source: Harbor's RFC 0001, ATIF v1.8, and the models of ``harbor.models.trajectories`` 0.25.
 """
@@ -11,21 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby, takewhile
-from typing import Any, Final
+from mimetypes import guess_type
+from typing import Any, Final, TypeAlias
 
-from lightning_otel.adapter import Adaptation
-from lightning_otel.adapter.attributes import get_integer
-from lightning_otel.dataset.formats.atif_steps import (
-    KEY,
-    Note,
-    call_record,
-    call_step,
-    message_record,
-    message_step,
-    parts_of,
-    restore,
-    result_of,
-)
 from lightning_otel.dataset.formats.chat import is_continued
 from lightning_otel.dataset.formats.format import (
     Format,
@@ -36,15 +25,29 @@ from lightning_otel.dataset.formats.format import (
     attempt,
     other_choices,
 )
+from lightning_otel.messages import read_message
 from lightning_otel.messages.chat import tools_of
-from lightning_otel.store.prices import Prices, add_costs, read_prices, read_usage
-from lightning_otel.types import Message, Span, Trajectory, Transition
+from lightning_otel.messages.media import to_text
+from lightning_otel.messages.parts import part_of
+from lightning_otel.store.prices import add_costs, add_usage
+from lightning_otel.types import Message, Trajectory, Transition
 from lightning_otel.types import conventions as c
+from lightning_otel.types.instants import utc_text
 from lightning_otel.types.transitions import distinct
 from lightning_otel.types.values import json_text
 
 VERSION: Final = "ATIF-v1.8"
-_OTHER_CALLS: Final = "an imported document with other calls than these; export triplets"
+KEY: Final = "atif"
+"""Key of a message or part for what its step, call or result says beyond it."""
+NESTED: Final = frozenset({"agent", "metrics", "observation", "final_metrics"})
+_SOURCES: Final = {"assistant": "agent", "user": "user"}
+_MEDIA: Final = frozenset({
+    "image/jpeg", "image/png", "image/gif", "image/webp", "audio/wav", "audio/mpeg", "audio/mp4",
+    "audio/aac", "audio/ogg", "audio/flac", "audio/webm", "audio/aiff",
+})  # fmt: skip
+_MICROSECONDS: Final = len("2026-11-24T12:00:00.000000")
+Note: TypeAlias = Callable[[str], None]
+"""Takes the reason why something has no place in the format."""
 
 
 def make(trajectories: Iterable[Trajectory]) -> Made:
@@ -60,40 +63,6 @@ def make(trajectories: Iterable[Trajectory]) -> Made:
             yield from (LeftOut(step, made) for step, _ in distinct(paths))
         else:
             yield from made
-
-
-def add_usage(part: Adaptation) -> Iterator[Trajectory]:
-    """Yield trajectories whose answers hold cached tokens and cost of their calls.
-
-    They stand under :data:`KEY`; an imported document has its own there.
-    """
-    prices = read_prices()
-    calls = {(span.trace_id, span.span_id): span for _, spans, _ in part.parts for span in spans}
-    imported = {
-        (path.rollout_id, path.attempt_id)
-        for path in part.trajectories
-        if any(map(call_record, path.transitions))
-    }
-    for path in part.trajectories:
-        if (path.rollout_id, path.attempt_id) in imported:
-            yield path
-        else:
-            steps = (
-                _add_usage(step, calls.get(_key_of(step)), prices) for step in path.transitions
-            )
-            yield replace(path, transitions=tuple(steps))
-
-
-def _add_usage(step: Transition, span: Span | None, prices: Prices) -> Transition:
-    if span is None or not step.action:
-        return step
-    cost = prices.cost_of(*read_usage(span, step))
-    cached = get_integer(span.attributes, c.CACHED_TOKENS)
-    metrics = restore({"cached_tokens": cached, "cost_usd": cost}, {})
-    if not metrics:
-        return step
-    answer = {**step.action[0], KEY: {"cost": cost, "step": {"metrics": metrics}}}
-    return replace(step, action=(answer, *step.action[1:]))
 
 
 def _make_document(paths: Sequence[Trajectory]) -> list[Row | LeftOut]:
@@ -114,7 +83,7 @@ def _make_document(paths: Sequence[Trajectory]) -> list[Row | LeftOut]:
         last = trajectory.transitions[-1]
         if last.done and id(last.next_observation) not in starts:
             _add_messages(steps, last.next_observation or (), lambda _: None)
-        held = call_record(last)
+        held = _held(last)
         steps += [dict(step) for step in held.get("after", ())]
         place = tuple(held.get("place") or ())
         if "place" not in held or place in documents:
@@ -134,8 +103,8 @@ def _make_document(paths: Sequence[Trajectory]) -> list[Row | LeftOut]:
     for at in nulls:
         _restore_null(document, at)
     if count_calls(document) != len(written):
-        raise UnheldError(_OTHER_CALLS)
-    cost = add_costs(call_record(step).get("cost") for step, _ in distinct(paths))
+        raise UnheldError("an imported document with other calls than these; export triplets")
+    cost = add_costs(_held(step).get("cost") for step, _ in distinct(paths))
     if cost is not None:
         document["final_metrics"]["total_cost_usd"] = cost  # subagents' too
     return [*notes, document]
@@ -165,7 +134,6 @@ def _mark_copies(before: Iterable[Row], steps: Iterable[Row]) -> bool:
 
 
 def _nest(documents: Mapping[tuple[int, ...], Row]) -> Row:
-    """Return the first document with the others where they belong."""
     first = min(documents)
     for place in sorted(documents)[1:]:
         parent = documents.get(place[:-1], documents[first])
@@ -187,7 +155,7 @@ def describe(trajectory: Trajectory, steps: list[Row], *, is_main: bool, index: 
 
     ``index`` is the number of a part of one; the document of an attempt says what it earned.
     """
-    last = trajectory.transitions[-1]
+    last, reward = trajectory.transitions[-1], trajectory.reward
     key = f"{trajectory.rollout_id}/{trajectory.attempt_id}"
     part = f"{key}/{trajectory.agent}/{trajectory.branch}"
     models = {step.model for step in trajectory.transitions}
@@ -203,15 +171,14 @@ def describe(trajectory: Trajectory, steps: list[Row], *, is_main: bool, index: 
         for name in ("prompt_tokens", "completion_tokens", "cached_tokens")
         if (counted := [step for step in steps if name in step.get("metrics", ())])
     }
-    is_rewarded = trajectory.reward is not None
     return {
         "schema_version": VERSION,
         "session_id": trajectory.rollout_id,
         "trajectory_id": key if is_main else f"{part}/{index}" if index else part,
-        "agent": {name: value for name, value in agent.items() if value is not None},
+        "agent": restore(agent, {}),
         "steps": [{"step_id": index, **step} for index, step in enumerate(steps, 1)],
         "final_metrics": {**totals, "total_steps": len(steps)},
-        "extra": {"reward": trajectory.reward} if is_main and is_rewarded else None,
+        "extra": {"reward": reward} if is_main and reward is not None else None,
     }
 
 
@@ -230,7 +197,7 @@ def _read_steps(
             leave_out(choice.reason)
         seen = len(before.observation) + 1 if before else 0
         _add_messages(steps, each.observation[seen:], leave_out)
-        made = restore(call_step(each, leave_out), call_record(each).get("step", {}))
+        made = restore(call_step(each, leave_out), _held(each).get("step", {}))
         if _key_of(each) in written:
             made["is_copied_context"] = True
         written.add(_key_of(each))
@@ -253,9 +220,122 @@ def _add_messages(steps: list[Row], messages: Iterable[Message], note: Note) -> 
             results = [*observed.get("results", ()), *made]
             steps[-1]["observation"] = {**observed, "results": results}
         if not answers or len(answers) < len(parts):
-            steps.append(
-                restore(message_step(message, note), message_record(message).get("step", {}))
-            )
+            steps.append(restore(message_step(message, note), _held_of(message).get("step", {})))
+
+
+def call_step(step: Transition, note: Note) -> Row:
+    """Return the agent's step that a call makes, with what the server counted and sampled."""
+    made = message_step(step.action[0] if step.action else {"role": "assistant"}, note)
+    made.pop("is_copied_context", None)
+    metrics = {
+        "prompt_tokens": step.input_tokens,
+        "completion_tokens": step.output_tokens,
+        "prompt_token_ids": list(step.prompt_ids) or None,
+        "completion_token_ids": list(step.response_ids) or None,
+        "logprobs": list(step.logprobs) or None,
+    }
+    parts = [part for message in step.action[:1] for part in parts_of(message)]
+    refusals = [to_text(part.get("content")) for part in parts if part.get("type") == "refusal"]
+    if any(part.get("type") == "reasoning" and not part.get("content") for part in parts):
+        note("encrypted reasoning; export triplets, which hold every part")
+    reward = None if step.reward == _held(step).get("reward") else step.reward
+    is_named = reward is not None and list(step.rewards) != [c.PRIMARY_REWARD]
+    extra = {
+        "finish_reason": step.finish_reason,
+        "response_id": step.response_id,
+        "refusal": "\n".join(refusals) or None,
+        "reward": reward,
+        "rewards": dict(step.rewards) if is_named else None,
+    }
+    return restore(
+        {**made, "timestamp": f"{utc_text(step.start_ns)[:_MICROSECONDS]}Z"},
+        {
+            "source": "agent",
+            "model_name": step.model,
+            "metrics": restore(metrics, {}) or None,
+            "llm_call_count": 1,
+            "extra": restore(extra, {}) or None,
+        },
+    )
+
+
+def message_step(message: Message, note: Note) -> Row:
+    """Return the step that a message makes; an answer in a prompt is copied context."""
+    source = _SOURCES.get(str(message.get("role")), "system")
+    parts = [part for part in parts_of(message) if part.get("type") != "tool_call_response"]
+    if source != "agent":
+        return {"source": source, "message": content_of(parts, note)}
+    thought = [part for part in parts if part.get("type") == "reasoning"]
+    calls = [part for part in parts if part.get("type") == "tool_call"]
+    said = [part for part in parts if part.get("type") not in ("reasoning", "tool_call")]
+    found: Row = {"source": source, "message": content_of(said, note), "is_copied_context": True}
+    if thought:
+        found["reasoning_content"] = "\n".join(str(part.get("content", "")) for part in thought)
+    if calls:
+        found["tool_calls"] = [
+            restore(tool_call_of(part, index), part.get(KEY) or {})
+            for index, part in enumerate(calls)
+        ]
+    return found
+
+
+def tool_call_of(part: Mapping[str, Any], index: int) -> Row:
+    """Return the call of a tool that a part asks for; arguments that are no object go to extra."""
+    arguments, name = part.get("arguments"), part.get("name")
+    found: Row = {
+        "tool_call_id": str(part.get("id") or f"call_{index}"),
+        "function_name": str(name or ""),
+        "arguments": arguments if isinstance(arguments, dict) else {},
+    }
+    if not isinstance(arguments, dict | None):
+        found["extra"] = {"arguments": arguments}
+    return found
+
+
+def result_of(part: Mapping[str, Any], called: Sequence[str], note: Note) -> Row:
+    """Return what a tool answered; only a call of the same step can be named."""
+    call_id, response = part.get("id"), part.get("response")
+    found: Row = {"source_call_id": call_id} if call_id in called else {}
+    if not found and len(called) == 1 and call_id is None:
+        found = {"source_call_id": called[0]}
+    if isinstance(response, list) and response and all(isinstance(each, dict) for each in response):
+        return {**found, "content": content_of(response, note)}
+    return found if response is None else {**found, "content": to_text(response)}
+
+
+def content_of(parts: Iterable[Mapping[str, Any]], note: Note) -> str | list[Row]:
+    """Return parts as the format writes content: one text, or a list of parts."""
+    found: list[Row] = []
+    for part in map(part_of, parts):
+        media = _media_of(part)
+        if part.get("type") in ("text", "refusal"):
+            found.append({"type": "text", "text": to_text(part.get("content"))})
+        elif media:
+            found.append(media)
+        else:
+            note(f"a part of type {part.get('type')!r}; export triplets, which hold every part")
+    if len(found) == 1 and "text" in found[0]:
+        return str(found[0]["text"])
+    return found or ""
+
+
+def _media_of(part: Mapping[str, Any]) -> Row | None:
+    """Return an image or sound as the format refers to it; None where it has no place for it."""
+    path = part.get("uri")
+    mime_type = part.get("mime_type") or guess_type(str(path))[0]
+    if part.get("type") == "blob":
+        path = f"data:{mime_type};base64,{part.get('content')}"
+    if str(mime_type) not in _MEDIA or not isinstance(path, str):
+        return None
+    source = {"media_type": mime_type, "path": path}
+    return {"type": str(mime_type).partition("/")[0], "source": source}
+
+
+def parts_of(message: Message) -> list[Mapping[str, Any]]:
+    """Return the parts of a message of the conventions or of the chat API."""
+    held = message.get("parts")
+    parts = held if isinstance(held, list) else read_message(message)["parts"]
+    return [part for part in parts if isinstance(part, Mapping)]
 
 
 def list_calls(document: Mapping[str, Any]) -> list[int]:
@@ -285,6 +365,26 @@ def _key_of(step: Transition) -> tuple[str, str]:
     return step.trace_id, step.span_id
 
 
+def _held(step: Transition) -> Row:
+    return _held_of(step.action[0]) if step.action else {}
+
+
+def _held_of(message: Message) -> Row:
+    held = message.get(KEY)
+    return dict(held) if isinstance(held, Mapping) else {}
+
+
+def restore(natural: Row, rest: Mapping[str, Any]) -> Row:
+    """Return an object of the format with the rest of it; a reward given since stays."""
+    found = {**natural, **rest}
+    for name in NESTED & natural.keys() & rest.keys():
+        if natural[name] is not None and rest[name] is not None:
+            found[name] = restore(natural[name], rest[name])
+    if natural.get("extra") and "extra" in rest:
+        found["extra"] = {**(rest["extra"] or {}), **natural["extra"]}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 FORMAT: Final = Format(
     make,
     {
@@ -296,5 +396,5 @@ FORMAT: Final = Format(
     used_by="Harbor and other readers of ATIF 1.8",
     needs="nothing",
     steps_of=count_calls,
-    trajectories_of=add_usage,
+    trajectories_of=lambda part: add_usage(part, KEY),
 )
