@@ -179,7 +179,7 @@ class _Renewal:
             return
         con.execute("DROP TABLE reading.fresh")
         if is_merge_due(self._paths) or _list_values(con, _GONE):
-            base = keep_facts(con, self._folder, self._mark, is_whole=True)
+            base = keep_facts(con, self._folder, self._mark, self._paths)
             self._paths = [base] if base is not None else self._paths
             remove_replaced(self._folder)
             self._define()
@@ -261,7 +261,7 @@ class _Renewal:
         """Make a file of the rows in memory; where that fails, they stay there."""
         if self._is_unwritten:
             return
-        path = keep_facts(self._con, self._folder, self._mark, is_whole=False)
+        path = keep_facts(self._con, self._folder, self._mark)
         self._is_unwritten = path is None
         if path is not None:
             remove_replaced(self._folder)
