@@ -272,15 +272,16 @@ def adapt_linear(
 
 def count_steps(steps: Sequence[Transition], *, is_composed: bool = False, **counts: Any) -> Report:
     """Return the report of an attempt, given its steps, each once, and all other counts."""
-    inexact = Counter(step.inexact or NO_IDS for step in steps if step.capture != "exact")
-    notes = Counter(note for step in steps for note in notes_of(step))
-    notes.update(note for step in steps if not is_composed for note in note_choice(step.rewards))
+    reasons = [step.inexact or NO_IDS for step in steps if step.capture != "exact"]
+    notes = [note for step in steps for note in notes_of(step)]
+    if not is_composed:
+        notes += [note for step in steps for note in note_choice(step.rewards)]
     return Report(
         transitions=len(steps),
-        exact=len(steps) - inexact.total(),
-        rewarded=sum(step.reward is not None for step in steps),
-        inexact=dict(inexact.most_common()),
-        notes=dict(notes.most_common()) | counts.pop("notes", {}),
+        exact=len(steps) - len(reasons),
+        rewarded=sum([step.reward is not None for step in steps]),
+        inexact=dict(Counter(reasons).most_common()) if reasons else {},
+        notes=(dict(Counter(notes).most_common()) if notes else {}) | counts.pop("notes", {}),
         **counts,
     )
 

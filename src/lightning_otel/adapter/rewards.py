@@ -88,6 +88,8 @@ def reward_words(span: Span) -> str:
 
 def add_decimals(numbers: Collection[float]) -> float:
     """Return the sum of numbers, of few decimals as people add them: 0.1 + 0.2 is 0.3."""
+    if len(numbers) == 1:
+        return next(iter(numbers)) + 0.0
     try:
         total = math.fsum(numbers)
     except OverflowError:

@@ -44,16 +44,19 @@ SELECT rollout_id, start_ns FROM rollouts UNION ALL
 SELECT rollout_id, start_ns FROM facts SEMI JOIN attempts USING (fingerprint)
 WHERE kind = 'reward' AND is_waiting"""
 _INCOMPLETE: Final = "SELECT rollout_id, attempt_id FROM attempts WHERE status = 'incomplete'"
-_WANTED: Final = f"""
-CREATE OR REPLACE TEMP TABLE wanted AS
-SELECT facts.*, (rollout_id, attempt_id) IN ({_INCOMPLETE} AND NOT ?) AS is_out
-FROM facts SEMI JOIN attempts USING (fingerprint)
-WHERE kind IN ('attempt', 'call', 'reward', 'left_out', 'repair') AND {{where}}"""
 _COUNTS: Final = {
     "calls": "reported_calls", "transitions": "steps", "exact": "exact", "rewards": "reward_spans",
     "rewards_placed": "rewards_placed", "rewarded": "rewarded",
 }  # fmt: skip
 """Counts of a report, and the columns of an attempt that hold them."""
+_WANTED: Final = f"""
+CREATE OR REPLACE TEMP TABLE wanted AS
+SELECT kind, rollout_id, trace_id, span_id, start_ns, name, reward, reason, reasons, notes,
+  is_attempt, is_waiting, reported_spans, {", ".join(_COUNTS.values())},
+  (rollout_id, attempt_id) IN ({_INCOMPLETE} AND NOT ?) AS is_out
+FROM facts SEMI JOIN attempts USING (fingerprint)
+WHERE (kind IN ('attempt', 'left_out', 'repair') OR kind IN ('call', 'reward')
+  AND (is_out OR is_waiting)) AND {{where}}"""
 _FUNNEL: Final = f"""
 SELECT coalesce(sum(reported_spans), 0)::BIGINT + count(*) FILTER (is_waiting) AS spans,
   count(DISTINCT rollout_id) FILTER (is_attempt) AS rollouts,

@@ -300,9 +300,10 @@ def _make_units(
     by_rollout = [Unit(row.rollout_id, row.version == b, rewards[row.rollout_id]) for row in pool]
     users = [rows[attempt.rollout_id]["user"] for attempt in pool]
     sessions = [rows[attempt.rollout_id]["session"] for attempt in pool]
-    for keys in (users, sessions, [attempt.group_id for attempt in pool]):
+    for keys in filter(any, (users, sessions, [attempt.group_id for attempt in pool])):
         units = [
-            unit._replace(key=key or unit.key) for unit, key in zip(by_rollout, keys, strict=True)
+            Unit(key or unit.key, unit.is_b, unit.reward)
+            for unit, key in zip(by_rollout, keys, strict=True)
         ]
         if is_sticky(units):
             return units

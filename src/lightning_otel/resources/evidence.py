@@ -33,7 +33,8 @@ BETS: Final = tuple(MOST_STAKE / 2**power for power in range(7))
 ENOUGH: Final = math.log(2 / (1 - CONFIDENCE))
 """Logarithm of the capital that rules a mean out, on each side."""
 _STEPS: Final = 40
-"""Halvings of the range when an end of the interval is sought."""
+"""Most looks at a mean when an end of the interval is sought; it takes ten."""
+_PRECISION: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +143,26 @@ def _weighted_mean(counts: Mapping[Difference, int]) -> float:
 
 
 def _lower_end(counts: Mapping[Difference, int]) -> float:
-    low = -1.0
-    high = max(low, _weighted_mean(counts))
+    """Return the largest mean that is ruled out, by false position.
+
+    Source: Dowell and Jarratt, A modified regula falsi method for computing the root of an equation
+    (1971), known as the Illinois algorithm.
+    """
+    low, high = -1.0, max(-1.0, _weighted_mean(counts))
+    over, under = (_log_capital(counts, mean) - ENOUGH for mean in (low, high))
+    if over < 0 or under >= 0:
+        return low if over < 0 else high
+    is_low_moved: bool | None = None
     for _ in range(_STEPS):
-        middle = (low + high) / 2
-        if _log_capital(counts, middle) >= ENOUGH:
-            low = middle
+        if high - low <= _PRECISION:
+            break
+        middle = high - under * (high - low) / (under - over)
+        excess = _log_capital(counts, middle) - ENOUGH
+        if excess >= 0:
+            low, over, under = middle, excess, under / 2 if is_low_moved is True else under
         else:
-            high = middle
+            high, under, over = middle, excess, over / 2 if is_low_moved is False else over
+        is_low_moved = excess >= 0
     return low
 
 
@@ -161,8 +174,9 @@ def _log_capital(counts: Mapping[Difference, int], mean: float) -> float:
 
 
 def _capital_growth(counts: Mapping[Difference, int], bet: float, mean: float) -> float:
-    scale = 1 + max(mean, 0.0)
-    return sum(
-        count * math.log1p(min(bet * weight, MOST_STAKE) / scale * (value - mean))
+    scale, log1p = 1 + max(mean, 0.0), math.log1p
+    terms = [
+        count * log1p(min(bet * weight, MOST_STAKE) / scale * (value - mean))
         for (value, weight), count in counts.items()
-    )
+    ]
+    return sum(terms)

@@ -123,6 +123,7 @@ class _Attempt:
         self._credited = {(credit.trace_id, credit.span_id): credit for credit in part.credited}
         self._by_key = {(span.trace_id, span.span_id): span for span in members}
         self._calls: list[Span] = []
+        self._models = set[str]()
         self.rewards = set[SpanKey]()
         self._retracted = 0
         self._swap_hidden()
@@ -137,9 +138,10 @@ class _Attempt:
             }  # fmt: skip
         for span in self._members:
             key = (span.trace_id, span.span_id)
-            if is_call(span):
+            operation = span.attributes.get(c.OPERATION)
+            if operation is not None and is_call(span):
                 yield {**self._shared, **self._describe_call(key, span)}
-            elif span.attributes.get(c.OPERATION) == c.EXECUTE_TOOL:
+            elif operation == c.EXECUTE_TOOL:
                 yield {
                     "kind": "tool", **self._shared, **_name_span(span),
                     "agent": self._find_agent(span), "name": span.name, "end_ns": span.end_ns,
@@ -173,9 +175,10 @@ class _Attempt:
     def _describe_call(self, key: SpanKey, span: Span) -> Row:
         reasons = self._list_reasons(key, "call", "record")
         is_repeated = any(drop.noun == "record" for drop in reasons)
+        models, tokens = read_usage(span, self._steps.get(key))
         if key in self._visible and not is_repeated:
             self._calls.append(span)
-        models, tokens = read_usage(span, self._steps.get(key))
+            self._models.add(models[0] or models[1] or "")
         return {
             "kind": "call", **_name_span(span), "agent": self._find_agent(span),
             "response_model": models[0], "request_model": models[1], "input_tokens": tokens.input,
@@ -207,8 +210,9 @@ class _Attempt:
             return step.agent or None
         above: Span | None = span
         for _ in self._members:
-            agent = get_text(above.attributes, c.AGENT_NAME) if above is not None else None
-            if agent or above is None:
+            if above is None:
+                break
+            if agent := get_text(above.attributes, c.AGENT_NAME):
                 return agent
             above = self._by_key.get((above.trace_id, above.parent_span_id or _NO_PARENT))
         return None
@@ -218,9 +222,7 @@ class _Attempt:
         # A reward given later, in a trace of its own, does not prolong the rollout.
         lasting = [span for span in members if not may_move(span)] or members
         texts = [span.attributes for span in members]
-        agents = {name for attributes in texts if (name := get_text(attributes, c.AGENT_NAME))}
-        usages = (read_usage(span)[0] for span in self._calls)
-        models = {answering or requested or "" for answering, requested in usages} - {""}
+        agents = {name for values in texts if (name := get_text(values, c.AGENT_NAME))}
         roots = [span for span in members if span.name == c.SPAN_ROLLOUT]
         root = min(roots, key=lambda span: span.start_ns, default=None)
         steps = self._steps.values()
@@ -248,7 +250,7 @@ class _Attempt:
             "output_tokens": _sum_tokens(self._calls, c.OUTPUT_TOKENS),
             "cached_tokens": _sum_tokens(self._calls, c.CACHED_TOKENS),
             "agents": ", ".join(sorted(agents)) or None,
-            "models": ", ".join(sorted(models)) or None,
+            "models": ", ".join(sorted(self._models - {""})) or None,
             "resources": resources,
             "task": None if root is None else _read_task(root),
             "group_id": group_of(members, None),
@@ -262,7 +264,8 @@ class _Attempt:
 
 def _find_text(attributes: Sequence[Mapping[str, Any]], key: str) -> str | None:
     """Return the text under a key of the first span that has one."""
-    return next((text for values in attributes if (text := get_text(values, key))), None)
+    texts = (get_text(values, key) for values in attributes if key in values)
+    return next(filter(None, texts), None)
 
 
 def _name_span(span: Span) -> Row:

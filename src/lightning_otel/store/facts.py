@@ -191,16 +191,17 @@ def files_sql(paths: Sequence[Path]) -> str:
 
 
 def keep_facts(
-    con: "duckdb.DuckDBPyConnection", folder: Path, mark: bytes, prefix: str, *, is_whole: bool
-) -> Path | None:
-    """Write the facts in ``reading.fresh`` to a file, or all that the view ``facts`` shows.
+    con: "duckdb.DuckDBPyConnection", folder: Path, mark: bytes, prefix: str,
+    paths: Sequence[Path] = (),
+) -> Path | None:  # fmt: skip
+    """Write the facts in ``reading.fresh`` to a file, or all of other files that count.
 
     Args:
-        con: A connection with both.
+        con: A connection with the tables of the schema ``reading``.
         folder: The folder of the files.
         mark: The last deletion of facts before the spans were read.
         prefix: The beginning of the file's name.
-        is_whole: Whether to write all facts.
+        paths: The files that this one replaces.
 
     Returns:
         The file; None where none can be written, as on a full disk or one that is only read, and
@@ -211,20 +212,9 @@ def keep_facts(
     draft = folder / f"{_DRAFT}{os.getpid()}-{os.urandom(4).hex()}"
     try:
         make_private(folder)
-        rows = "FROM reading.fresh ORDER BY kind, start_ns"
-        if is_whole:  # not sorted anew: that takes a kilobyte of memory a row
-            kinds = con.execute("SELECT DISTINCT kind FROM facts ORDER BY 1").fetchall()
-            rows = " UNION ALL ".join(
-                "SELECT * FROM facts SEMI JOIN reading.attempts USING (rollout_id) "
-                f"WHERE kind = {quote_text(kind)}"
-                for (kind,) in kinds
-            )
-        con.execute(
-            f"COPY ({rows}) TO {quote_text(str(draft))} "
-            "(FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)"
-        )
+        _write_rows(con, draft, paths)
         checksum = zlib.crc32(draft.read_bytes())
-        suffix = "-base" if is_whole else ""
+        suffix = "-base" if paths else ""
         version = f"{prefix}-{FACTS_VERSION}"
         final = folder / f"{version}-{now_us():016d}-{checksum:08x}{suffix}.parquet"
         with file_lock(folder / FACTS_MARK, wait_s=_LOCK_S) as lock:
@@ -238,6 +228,30 @@ def keep_facts(
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
     return final
+
+
+def _write_rows(con: "duckdb.DuckDBPyConnection", path: Path, paths: Sequence[Path]) -> None:
+    """Write facts kind by kind and not sorted, by one thread, in small row groups.
+
+    A sort takes a kilobyte of memory a row, and each thread a row group.
+    """
+    files = f"read_parquet({quote_paths(paths)}, filename=true)"
+    source = f"SELECT * FROM {files if paths else 'reading.fresh'}"
+    kinds = con.execute(f"SELECT DISTINCT kind FROM ({source}) ORDER BY 1").fetchall()
+    parts = (f"{source} WHERE kind = {quote_text(kind)}" for (kind,) in kinds)
+    rows = " UNION ALL ".join(parts) or source
+    if paths:
+        rows = facts_sql(f"({rows})", is_one=False)
+        rows += " SEMI JOIN reading.attempts USING (rollout_id)"
+    ((threads,),) = con.execute("SELECT current_setting('threads')").fetchall()
+    con.execute("SET threads = 1")
+    try:
+        con.execute(
+            f"COPY ({rows}) TO {quote_text(str(path))} "
+            "(FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false, ROW_GROUP_SIZE 20480)"
+        )
+    finally:
+        con.execute(f"SET threads = {threads}")
 
 
 def is_merge_due(paths: Sequence[Path]) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from lightning_otel import config
-from lightning_otel.adapter.attributes import get_integer, get_text, to_number
+from lightning_otel.adapter.attributes import Attributes, get_integer, get_text, to_number
 from lightning_otel.errors import ConfigError, warn_once
 from lightning_otel.types import Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
@@ -123,19 +123,23 @@ def _is_like(name: str, pattern: str) -> bool:
 
 def read_usage(span: Span, step: Transition | None = None) -> tuple[Models, Tokens]:
     """Return the names of a call's model, and its tokens as its server or its token ids tell."""
-    get = span.attributes.get
-    ids = (step.prompt_ids, step.response_ids) if step is not None else ((), ())
-    prompt, answered = (
-        count if type(count) is int else len(token_ids) or None
-        for count, token_ids in zip((get(c.INPUT_TOKENS), get(c.OUTPUT_TOKENS)), ids, strict=True)
-    )
-    caches = (get(key) for key in (c.CACHED_TOKENS, c.CACHE_CREATION_TOKENS))
-    cached, written = (int(text) if (text := str(count)).isdecimal() else 0 for count in caches)
-    cached = min(cached, prompt or 0)
-    names = (get_text(span.attributes, key) for key in (c.RESPONSE_MODEL, c.REQUEST_MODEL))
-    answering, requested = names
-    tokens = Tokens(prompt, answered, cached, min(written, (prompt or 0) - cached))
-    return (answering, requested), tokens
+    attributes = span.attributes
+    prompt, answered = attributes.get(c.INPUT_TOKENS), attributes.get(c.OUTPUT_TOKENS)
+    if type(prompt) is not int:
+        prompt = (len(step.prompt_ids) or None) if step is not None else None
+    if type(answered) is not int:
+        answered = (len(step.response_ids) or None) if step is not None else None
+    cached = min(_read_count(attributes, c.CACHED_TOKENS), prompt or 0)
+    written = min(_read_count(attributes, c.CACHE_CREATION_TOKENS), (prompt or 0) - cached)
+    names = get_text(attributes, c.RESPONSE_MODEL), get_text(attributes, c.REQUEST_MODEL)
+    return names, Tokens(prompt, answered, cached, written)
+
+
+def _read_count(attributes: Attributes, key: str) -> int:
+    if key not in attributes:
+        return 0
+    text = str(attributes[key])
+    return int(text) if text.isdecimal() else 0
 
 
 def add_usage(part: "Adaptation", key: str) -> Iterator[Trajectory]:

@@ -186,7 +186,7 @@ class _Renewal:
             return
         con.execute("DROP TABLE reading.fresh")
         if is_merge_due(self._paths) or _list_values(con, _GONE):
-            base = self._write(is_whole=True)
+            base = self._write(self._paths)
             self._paths = [base] if base is not None else self._paths
             self._define()
 
@@ -267,15 +267,15 @@ class _Renewal:
         """Make a file of the rows in memory; where that fails, they stay there."""
         if self._is_unwritten:
             return
-        path = self._write(is_whole=False)
+        path = self._write()
         self._is_unwritten = path is None
         if path is not None:
             self._paths.append(path)
             self._con.execute(_FRESH)
 
-    def _write(self, *, is_whole: bool) -> Path | None:
+    def _write(self, replaced: Sequence[Path] = ()) -> Path | None:
         prefix = self._credit.prefix
-        path = keep_facts(self._con, self._folder, self._mark, prefix, is_whole=is_whole)
+        path = keep_facts(self._con, self._folder, self._mark, prefix, replaced)
         remove_replaced(self._folder, prefix)
         return path
 

@@ -116,19 +116,20 @@ def build_span(record: Mapping[str, Any]) -> Span:
         text = record.get(column)
         if text is not None:
             attributes[key] = text
-    events = tuple(
+    # Lists, as most are empty, and a generator is not made for nothing.
+    events = [
         Event(item["name"], item["time_ns"], item["attributes"])
         for item in _read_list(record.get("events"))
-    )
-    links = tuple(
+    ]
+    links = [
         Link(item["trace_id"], item["span_id"], item["attributes"])
         for item in _read_list(record.get("links"))
-    )
+    ]
     # By position, in the order of the fields, as spans are many.
     span: Span = fast_constructor(Span)(
         record["trace_id"], record["span_id"], record["parent_span_id"], record["name"],
         record["start_ns"], record["end_ns"], record["kind"], record["status"],
-        record["status_message"] or "", attributes, events, links,
+        record["status_message"] or "", attributes, tuple(events), tuple(links),
         _read_object(record.get("otel_resource")), record["scope"] or "",
         record["process"] or "", record["sequence"], record["end_sequence"],
     )  # fmt: skip
@@ -171,12 +172,12 @@ def build_record(span: Span) -> Record:
 
 
 def _read_object(value: Any) -> dict[str, Any]:
-    if isinstance(value, str):
-        value = orjson.loads(value)
+    if type(value) is str:
+        return orjson.loads(value) or {}
     return dict(value) if value else {}
 
 
 def _read_list(value: Any) -> list[Any]:
-    if isinstance(value, str):
+    if type(value) is str:
         return orjson.loads(value) if len(value) > 2 else []
     return value or []

@@ -106,6 +106,15 @@ class SpanSource(ABC):
         names = list_views(con, query) if query is not None else names
         return self._read(con, names, columns, (query or "", parameters), page)
 
+    def connect_overview(self) -> Reader:
+        """Return a connection with all views that show no content."""
+        return self.connect(("spans", *_SUMMARIES), tuple(_SUMMARY_COLUMNS))
+
+    @cached_property
+    def overview(self) -> Reader:
+        """The same connection each time."""
+        return self.connect_overview()
+
     def at_moment(self) -> "SpanSource":
         """Return the source as it is when first read; an engine is asked as usual."""
         return self
@@ -354,8 +363,11 @@ def at_moment(store: S) -> S:
 
 
 def connect_overview(source: SpanSource) -> Reader:
-    """Return a connection for several questions over facts and spans without content."""
-    return source.connect(("spans", *_SUMMARIES), tuple(_SUMMARY_COLUMNS))
+    """Return a connection for several questions over facts and spans without content.
+
+    Of a source at one moment all questions are put to the same one.
+    """
+    return source.connect_overview() if source.moment is None else source.overview
 
 
 def read_overview(

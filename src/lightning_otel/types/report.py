@@ -135,8 +135,9 @@ class Report:
                 counts[name] += getattr(report, name)
             dropped += report.dropped
             repairs += report.repairs
-            inexact.update(report.inexact)
-            notes.update(report.notes)
+            for counter, counted in ((inexact, report.inexact), (notes, report.notes)):
+                for reason, number in counted.items():
+                    counter[reason] += number
         return cls(
             **counts,
             dropped=tuple(dropped),

@@ -1,17 +1,16 @@
 """Counts of a store, and summaries of a period: rewards, errors, latency, tokens, cost."""
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.dataset.batches import list_unfinished
 from lightning_otel.store.damage import count_missing_spans
 from lightning_otel.store.prices import COSTS, SUM_COSTS, read_prices
 from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.removal import measure_disk, measure_leftover
-from lightning_otel.store.source import at_moment, read_overview
+from lightning_otel.store.source import at_moment, connect_overview, read_overview
+from lightning_otel.store.table import Query
 from lightning_otel.store.views import LAST_REWARD
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ SELECT start_ns >= ? AS is_now,
 FROM ({COSTS}) WHERE start_ns >= ? AND start_ns < ? GROUP BY 1"""
 _TOTAL_COST: Final = f"""
 SELECT {SUM_COSTS} AS cost, count(*) FILTER (cost IS NULL) AS unpriced FROM ({COSTS})"""
+_UNFINISHED: Final = "SELECT status, count(DISTINCT rollout_id) FROM attempts GROUP BY 1"
 _FAILURES: Final = """
 SELECT rollout_id, max(end_ns) AS end_ns, arg_max(task, start_ns) AS task,
   coalesce(arg_max(coalesce(error_message, error_type), start_ns), '') AS reason FROM rollouts
@@ -84,14 +84,14 @@ def read_summaries(store: "Store", period: str = "24h") -> tuple[Summary, Summar
     Raises:
         ConfigError: The price table cannot be read.
     """
-    store = at_moment(store)
+    con = connect_overview(store.source)
     until = time.time_ns()
     middle, since = (until - n * PERIODS[period] * 1_000_000_000 for n in (1, 2))
     bounds = [middle, since, until]
     read_prices()  # whoever asks for costs is told of a table that is none
     periods = {True: dict(_NOTHING), False: dict(_NOTHING)}
     for query in (_ROLLOUTS, _COSTS):
-        for row in read_overview(store.source, query, bounds):
+        for row in Query(con, query, bounds).dicts():
             periods[row.pop("is_now")] |= row
     return Summary(**periods[True]), Summary(**periods[False])
 
@@ -108,13 +108,13 @@ def store_stats(store: "Store") -> dict[str, Any]:
     funnel = asdict(report)
     funnel.pop("dropped")
     stats: dict[str, Any] = {"store": store.name, "funnel": funnel, "left_out": report.reasons()}
-    stats |= read_overview(store.source, _TOTAL_COST)[0]
+    con = connect_overview(store.source)
+    stats |= Query(con, _TOTAL_COST).head(1)[0]
     if "://" in store.name:
         return stats  # the rest is not counted here, and so not 0
-    attempts = {(rollout_id, status) for rollout_id, _, status in list_unfinished(store.source)}
-    counts = Counter(status for _, status in attempts)
+    counts = dict(con.execute(_UNFINISHED).fetchall())
     accounting = store.accounting()
-    stats |= {name: counts[name] for name in ("running", "incomplete")}
+    stats |= {name: counts.get(name, 0) for name in ("running", "incomplete")}
     stats["accounting"] = {**asdict(accounting), "missing": accounting.missing}
     if store.layout is None:
         return {**stats, **dict.fromkeys(("files", "segments", "bytes", "missing", "gone"), 0)}
