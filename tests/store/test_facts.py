@@ -135,7 +135,7 @@ def test_a_reward_given_elsewhere_renews_the_rollout_it_judges(store: Store) -> 
         Path.unlink,
         lambda path: path.write_bytes(path.read_bytes()[:-100]),
         lambda path: path.write_bytes(path.read_bytes()[:300] + b"?" + path.read_bytes()[301:]),
-        lambda path: path.rename(path.with_name(path.name.replace("facts-2-", "facts-9-"))),
+        lambda path: path.rename(path.with_name(path.name.replace("facts-3-", "facts-9-"))),
     ],
     ids=["deleted", "cut", "flipped", "another version"],
 )
@@ -149,7 +149,7 @@ def test_facts_that_are_not_whole_are_made_again(store: Store, damage: Damage) -
     codes = {finding.code for finding in examine(store)}
     assert ("facts-unsound" in codes) is any(path.parent.glob("facts-*-*-*"))
     assert rows_of(store) == expected
-    assert len([file for file in read_files(store) if "facts-2-" in file.name]) >= 1
+    assert len([file for file in read_files(store) if "facts-3-" in file.name]) >= 1
 
 
 def test_a_store_that_is_only_read_answers_from_memory(store: Store) -> None:

@@ -127,8 +127,8 @@ def complete_record(
             for event in events
         ]
     if stack is not None:  # content, which is not on the span where others see it
-        told = describe_exception(attributes.get(c.ERROR_TYPE), record["status_message"], stack)
-        event = {"name": c.EVENT_EXCEPTION, "time_ns": record["end_ns"], "attributes": told}
+        details = describe_exception(attributes.get(c.ERROR_TYPE), record["status_message"], stack)
+        event = {"name": c.EVENT_EXCEPTION, "time_ns": record["end_ns"], "attributes": details}
         record["events"] = [*record["events"], event]
     record["links"] = links and [
         {
