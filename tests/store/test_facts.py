@@ -177,7 +177,7 @@ def test_facts_of_the_last_four_credits_are_kept(store: Store) -> None:
         Path.unlink,
         lambda path: path.write_bytes(path.read_bytes()[:-100]),
         lambda path: path.write_bytes(path.read_bytes()[:300] + b"?" + path.read_bytes()[301:]),
-        lambda path: path.rename(path.with_name(path.name.replace("-2-", "-9-", 1))),
+        lambda path: path.rename(path.with_name(path.name.replace("-3-", "-9-", 1))),
     ],
     ids=["deleted", "cut", "flipped", "another version"],
 )
@@ -194,7 +194,7 @@ def test_facts_that_are_not_whole_are_made_again(
     assert ("facts-unsound" in codes) is any(path.parent.glob(f"{prefix}-*-*-*"))
     assert rewards_by(store, credit) == expected
     assert rows_of(store)[0]["reward"] == 1.0
-    assert len([file for file in read_files(store, prefix) if "-2-" in file.name]) >= 1
+    assert len([file for file in read_files(store, prefix) if "-3-" in file.name]) >= 1
 
 
 def test_a_store_that_is_only_read_answers_from_memory(store: Store) -> None:

@@ -558,7 +558,9 @@ def test_operation_records_an_exception_once_and_lets_it_through(kind: str, stor
     assert caught.value is exc
     assert (span.status, span.status_message) == ("ERROR", "nothing found")
     assert span.attributes[c.ERROR_TYPE] == "LookupError"
-    assert span.events == ()
+    (raised,) = span.events
+    assert (raised.name, raised.attributes[c.EXCEPTION_TYPE]) == ("exception", "LookupError")
+    assert raised.attributes[c.EXCEPTION_STACKTRACE].endswith("LookupError: nothing found\n")
     assert recording.spans()[0].status == "UNSET"
 
 

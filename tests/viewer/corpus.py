@@ -37,7 +37,8 @@ FOUND: Final = """() => ({
     [...each.attributes].some((a) => a.name.startsWith('on') || a.name === 'style')).length,
   scripts: [...document.scripts].map((each) => each.getAttribute('src') ?? 'inline'),
   places: [...document.querySelectorAll('*')].flatMap((each) =>
-    ['href', 'src', 'action', 'data-load', 'data-href'].map((a) => each.getAttribute(a))
+    ['href', 'src', 'action', 'data-load', 'data-part', 'data-href'].map(
+      (a) => each.getAttribute(a))
   ).filter((each) => each !== null && !/^[/?#](?![/\\\\])/.test(each) && each !== ''),
 })"""
 """What is in a page: nothing ran, no element or handler is of the data's making, and every address

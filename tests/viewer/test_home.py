@@ -209,7 +209,8 @@ def test_tiles_show_the_last_day_and_the_day_before(
     assert "Latency p95 1.0 s" in words
     assert "Cost $20.00 1 call without price before: –" in words
     assert "No price: own" in words
-    assert "Last failures What is 6*7? disk full" in words
+    assert "Failures All failures" in words
+    assert "error disk full – calc own 1 1 of 1" in words
     assert found["now"]["cost"] == pytest.approx(20.00016)
     assert (found["now"]["unpriced_models"], found["before"]["cost"]) == (["own"], None)
     assert "Cost $17.00 before: $1.00" in own

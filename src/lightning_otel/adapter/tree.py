@@ -29,6 +29,8 @@ ENCLOSED: Final = (
 NO_ID: Final = "no id: its id is empty or zero, so nothing lies below it"
 REPEATED: Final = "repeated id: another span has its ids, and this one was left out"
 
+_FAULTS: Final = 8
+"""Errors below a span that its own is compared with."""
 _MOST_AT_ONCE: Final = 64
 """How many agents and tools at work at once are looked at for one call: each one costs."""
 
@@ -295,3 +297,25 @@ def rebuild_tree(tree: Tree, pairs: Iterable[tuple[int, int]]) -> tuple[Tree, li
     result = build_tree(spans, [(spans[one], spans[other]) for one, other in pairs])
     places = {id(span): position for position, span in enumerate(result.spans)}
     return result, [places[id(span)] for span in spans]
+
+
+def find_origins(parents: Sequence[int], faults: Iterable[str | None]) -> dict[int, int]:
+    """Return where errors arose that are those of a span below, in the same words or others around.
+
+    ``parents`` has the position above each span, or -1; each stands after its parent. Of several
+    errors in the same words the last one goes on.
+    """
+    origins: dict[int, int] = {}
+    below: list[tuple[tuple[str, int], ...]] = [()] * len(parents)
+    for position, fault in reversed(list(enumerate(faults))):
+        words, parent = below[position], parents[position]
+        if fault is not None:
+            places = (at for text, at in words if not fault or text in fault or fault in text)
+            origin = next(places, None)
+            if origin is None:
+                words = ((fault, position), *words)
+            else:
+                origins[position] = origin
+        if words and parent != NO_PARENT:
+            below[parent] = (*below[parent], *words)[:_FAULTS]
+    return origins

@@ -1,6 +1,7 @@
 """The one lifecycle of everything captured: it is started, then stopped or failed exactly once."""
 
 import itertools
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from lightning_otel.capture import (
 )
 from lightning_otel.redact import scrub, scrub_error
 from lightning_otel.types import conventions as c
+from lightning_otel.types.values import describe_exception
 
 _CALL_KEY = otel_context.create_key("lightning-otel-call")
 _OPERATION_KEY = otel_context.create_key("lightning-otel-operation")
@@ -29,6 +31,8 @@ _OPERATION_KEY = otel_context.create_key("lightning-otel-operation")
 _OUTSIDE_KEY = otel_context.create_key("lightning-otel-outside")
 """The span that the program sees within a hidden operation."""
 _MESSAGE_LIMIT = 8192
+_FRAMES = 100
+"""Innermost frames of each exception in a stack trace."""
 _NUMBERS = frozenset(
     {c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS, c.LOGPROB_TOKEN_IDS}
 )
@@ -48,6 +52,7 @@ class Operation:
         attributes: Set on the span at its end.
         body: Content, kept beside the span at its end.
         answer: The messages that the last call within it answered with; empty if none did.
+        fault: The exception that failed an operation within it, whose stack trace is kept there.
     """
 
     __slots__ = (
@@ -55,6 +60,7 @@ class Operation:
         "answer",
         "attributes",
         "body",
+        "fault",
         "is_claimed",
         "is_hidden",
         "is_over",
@@ -101,6 +107,7 @@ class Operation:
         self.attributes: dict[str, AttributeValue] = {}
         self.body: dict[str, str] = body or {}
         self.answer = ""
+        self.fault: object = None
         self.request: object = None
         self.is_claimed = False
         self.is_over = False
@@ -141,7 +148,14 @@ class Operation:
 
     def fail(self, exc: BaseException) -> None:
         """End the span as failed by an exception, which is the caller's to raise again."""
-        self._end(type_name(exc), message_of(exc))
+        message = message_of(exc)
+        # Not the exception itself, which would hold all frames that it went through.
+        fault = id(exc), type(exc), message
+        if process.content.is_kept and fault != self.fault and not self.is_over:
+            self.body[c.EXCEPTION_STACKTRACE] = stack_of(exc)
+        if self.outer is not None:
+            self.outer.fault = fault
+        self._end(type_name(exc), message)
 
     def fail_with(self, error_type: str, message: str) -> None:
         """End the span as failed where there is no exception, such as an error inside a stream."""
@@ -154,6 +168,9 @@ class Operation:
         if error_type:
             self.attributes[c.ERROR_TYPE] = error_type
             self.span.set_status(Status(StatusCode.ERROR, message))
+        if process.content.is_exported and c.EXCEPTION_STACKTRACE in self.body:
+            stack = self.body.pop(c.EXCEPTION_STACKTRACE)
+            self.span.add_event(c.EVENT_EXCEPTION, describe_exception(error_type, message, stack))
         body = NO_BODY
         if process.content.is_kept:
             body = {k: v if k in _NUMBERS else scrub(v) for k, v in self.body.items()}
@@ -240,6 +257,14 @@ def message_of(exc: BaseException) -> str:
         return ""
     # Cut before and after: scrubbing a long text costs, and must not lose the end of a secret.
     return scrub_message(text[: 2 * _MESSAGE_LIMIT])
+
+
+def stack_of(exc: BaseException) -> str:
+    """Return the end of an exception's stack trace, without secrets: what failed stands there."""
+    lines = guard_call(traceback.format_exception, exc, limit=-_FRAMES) or [type_name(exc)]
+    # Cut before and after, as a message is.
+    text = scrub_error("".join(lines)[-2 * _MESSAGE_LIMIT :])
+    return clean_text(text[-_MESSAGE_LIMIT:])
 
 
 def type_name(exc: BaseException) -> str:

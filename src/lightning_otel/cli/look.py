@@ -30,7 +30,7 @@ from lightning_otel.cli.output import (
     suggest,
 )  # fmt: skip
 from lightning_otel.errors import QueryError
-from lightning_otel.views.nouns import ATTEMPTS, word_error
+from lightning_otel.views.nouns import ATTEMPTS, FAILURES, word_error
 from lightning_otel.views.traces import TRACES
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from lightning_otel.views.plot import Chart
     from lightning_otel.views.sandbox import Limits
 
+_VIEWS = {"rollouts": ATTEMPTS, "traces": TRACES, "failures": FAILURES}
+_ID = {"traces": "trace_id", "failures": "span_id"}
 _COLUMNS = {
     "rollouts": (
         "rollout", "status", "started", "agents", "calls", "tokens", "cost", "duration", "reward",
@@ -45,50 +47,45 @@ _COLUMNS = {
     ),
     "traces": (
         "trace", "started", "agents", "input", "output", "calls", "tokens", "cost", "duration",
-        "reward",
+        "reward", "error",
+    ),
+    "failures": ("rollout", "span", "started", "error", "tool", "agent", "model"),
+    "breakdown": (
+        "name", "rollouts", "reward", "±", "uses", "errors", "p50", "p95", "tokens", "cost",
     ),
 }  # fmt: skip
-_TEXT_COLUMNS = ("error", "task", "agents", "input", "output")
-_SHORTEST_ID = {"rollout": 16, "trace": 8}
+_TEXT_COLUMNS = ("error", "tool", "agent", "model", "task", "agents", "input", "output")
+_SHORTEST_ID = {"rollout": 16, "trace": 8, "span": 8}
 _WIDTH = 80
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["rollouts", "traces"]), default="rollouts")
+@click.argument("what", type=click.Choice([*_VIEWS]), default="rollouts")
 @click.option(
     "--limit", type=COUNT, default=20, show_default=True,
     help="Number of rows.",
 )  # fmt: skip
 @click.option("--all", "is_all", is_flag=True, help="Print every row.")
-@filter_options(ATTEMPTS.filters)
+@filter_options({**FAILURES.filters, **ATTEMPTS.filters})
 @format_option
 @store_option
 def ls(
-    what: Literal["rollouts", "traces"], limit: int, is_all: bool, form: Form | None,
+    what: Literal["rollouts", "traces", "failures"], limit: int, is_all: bool, form: Form | None,
     store: str | None, **filters: Any,
 ) -> None:  # fmt: skip
-    """List rollouts or traces, the newest first."""
+    """List rollouts, traces or failures, the newest first."""
     from lightning_otel.dataset import Store
 
-    view = ATTEMPTS if what == "rollouts" else TRACES
+    view = _VIEWS[what]
     values = {name: value for name, value in filters.items() if value is not None}
     if unknown := values.keys() - view.filters.keys():
         raise click.UsageError(f"{what} have no {min(unknown)}; leave out --{min(unknown)}")
     rows, total, _ = view.read(Store(store), values, limit=None if is_all else limit)
-    noun = what[:-1]
     if form is not None or not sys.stdout.isatty():
         print_rows(rows, view.columns, form=form, times=("start_ns", "end_ns"))
     elif rows:
-        ids = _short_ids([row[f"{noun}_id"] for row in rows], _SHORTEST_ID[noun])
-        for row in rows:
-            row[noun] = ids[row[f"{noun}_id"]]
-            row["started"] = format_age_since(row["start_ns"])
-            row["tokens"] = f"{row['input_tokens'] or 0}→{row['output_tokens'] or 0}"
-            row["duration"] = format_ns(row["end_ns"] - row["start_ns"])
-            for name in ("cost", "reward"):
-                row[name] = None if row[name] is None else float(f"{row[name]:.4g}")
-            row["error"] = word_error(row)
-        has_cost = any(row["cost"] is not None for row in rows)
+        _word_rows(rows, [name for name in _COLUMNS[what] if name in _SHORTEST_ID])
+        has_cost = any(row.get("cost") is not None for row in rows)
         names = [name for name in _COLUMNS[what] if name != "cost" or has_cost]
         print_table(rows, names, _TEXT_COLUMNS)
     if not rows:
@@ -102,7 +99,24 @@ def ls(
         return
     if total > len(rows):
         print_note(f"{len(rows)} of {total} {what} · --all for the rest")
-    suggest("show @last" if what == "rollouts" else f"show {rows[0]['trace_id'][:8]}", store)
+    suggest("show @last" if what == "rollouts" else f"show {rows[0][_ID[what]][:8]}", store)
+
+
+def _word_rows(rows: Sequence[dict[str, Any]], nouns: Sequence[str]) -> None:
+    """Add what a terminal shows of rows to them."""
+    for noun in nouns:
+        ids = _short_ids([row[f"{noun}_id"] for row in rows], _SHORTEST_ID[noun])
+        for row in rows:
+            row[noun] = ids[row[f"{noun}_id"]]
+    for row in rows:
+        row["started"] = format_age_since(row["start_ns"])
+        row["error"] = word_error({"status": "failed", **row})
+        if "is_fatal" in row:
+            continue
+        row["tokens"] = f"{row['input_tokens'] or 0}→{row['output_tokens'] or 0}"
+        row["duration"] = format_ns(row["end_ns"] - row["start_ns"])
+        for name in ("cost", "reward"):
+            row[name] = None if row[name] is None else float(f"{row[name]:.4g}")
 
 
 def _short_ids(ids: Sequence[str], shortest: int) -> dict[str, str]:
@@ -114,13 +128,24 @@ def _short_ids(ids: Sequence[str], shortest: int) -> dict[str, str]:
 
 
 @click.command()
+@click.option("--by", type=click.Choice(["agent", "model", "version", "tool"]),
+              help="Break rewards, errors, latency, tokens and cost down.")  # fmt: skip
+@when_options
 @format_option
 @store_option
-def stats(form: Form | None, store: str | None) -> None:
-    """Count spans, rewards and transitions, and what was lost or left out."""
+def stats(form: Form | None, store: str | None, by: str | None, **times: Any) -> None:
+    """Count spans, rewards and transitions, and what was lost or left out.
+
+    With --by, compare agents, models, versions of resources, or tools.
+    """
     from lightning_otel.dataset import Store
     from lightning_otel.views.summary import store_stats
 
+    if by is not None:
+        _print_breakdown(by, times, form, store)
+        return
+    if any(times.values()):
+        raise click.UsageError("--since and --until belong to --by")
     stats_ = store_stats(Store(store))
     rows = [{"name": name, "value": value} for name, value in _flatten_numbers(stats_)]
     if print_data(form, rows, document=stats_):
@@ -130,6 +155,34 @@ def stats(form: Form | None, store: str | None) -> None:
     if "accounting" not in stats_:
         print_note("what was lost is counted where the spans are recorded")
     suggest("export triplets -o triplets.jsonl", store)
+
+
+def _print_breakdown(
+    by: str, times: Mapping[str, Any], form: Form | None, store: str | None
+) -> None:
+    from lightning_otel.dataset import Store
+
+    table = Store(store).breakdown(by, **times)
+    rows = list(table)
+    if form is not None or not sys.stdout.isatty():
+        print_rows(rows, table.columns, form=form)
+        return
+
+    def word(value: float | None, text: str) -> str | None:
+        return None if value is None else text.format(value)
+
+    for row in rows:
+        row["name"] = row["name"] or "unknown"
+        row["reward"], row["±"] = word(row["reward"], "{:.3g}"), word(row["margin"], "{:.2g}")
+        row["errors"], row["cost"] = f"{row['error_rate']:.1%}", word(row["cost"], "{:.4g}")
+        for name in ("p50", "p95"):
+            value = row[f"{name}_s"]
+            row[name] = None if value is None else format_ns(int(value * 1e9))
+    if rows:
+        print_table(rows, _COLUMNS["breakdown"], ("name", "±", "tokens", "cost"))
+    else:
+        print_note(f"nothing of a {by} yet")
+    suggest("ls failures", store)
 
 
 def _flatten_numbers(stats: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:

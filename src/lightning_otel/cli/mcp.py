@@ -111,7 +111,7 @@ def _make_server(place: str) -> Any:
     from lightning_otel.cli.show import diff_document, show_rows
     from lightning_otel.dataset import Store
     from lightning_otel.views.analysis import analyze_episode
-    from lightning_otel.views.nouns import ATTEMPTS
+    from lightning_otel.views.nouns import ATTEMPTS, FAILURES
     from lightning_otel.views.options import TRANSITIONS, make_keywords
     from lightning_otel.views.sandbox import Limits
     from lightning_otel.views.summary import store_stats
@@ -152,13 +152,13 @@ def _make_server(place: str) -> Any:
         columns, rows, cut = run_query(opened, query, Limits(size_bytes=16 << 20))
         return _Found(rows, {"columns": columns}, cut=cut)
 
-    @_add_filters(ATTEMPTS.filters)
+    @_add_filters({**FAILURES.filters, **ATTEMPTS.filters})
     def list_(
-        noun: Literal["rollouts", "traces"] = "rollouts", limit: int = 20,
+        noun: Literal["rollouts", "traces", "failures"] = "rollouts", limit: int = 20,
         offset: int = 0, max_bytes: int = _DEFAULT, **filters: Any,
     ) -> _Found:  # fmt: skip
-        """List rollouts or traces, the newest first."""
-        view = {"rollouts": ATTEMPTS, "traces": TRACES}[noun]
+        """List rollouts, traces or failures (each error once), the newest first."""
+        view = {"rollouts": ATTEMPTS, "traces": TRACES, "failures": FAILURES}[noun]
         values = {
             name: instant_ns(value, name) if name in WHEN else value
             for name, value in filters.items()
@@ -203,8 +203,13 @@ def _make_server(place: str) -> Any:
         document = diff_document(place, a, b)
         return _Found(document.pop("said" if "said" in document else "diff"), document)
 
-    def stats(max_bytes: int = _DEFAULT) -> _Found:
-        """Count what was kept, from spans to transitions, and what was lost or left out."""
+    def stats(
+        by: Literal["agent", "model", "version", "tool"] | None = None, offset: int = 0,
+        max_bytes: int = _DEFAULT,
+    ) -> _Found:  # fmt: skip
+        """Count what was kept, lost and left out; or reward, errors, latency and cost by a name."""
+        if by is not None:
+            return _Found(list(Store(place).breakdown(by)))
         return _Found((), store_stats(Store(place)))
 
     for operation in (sql, list_, transitions, show, analyze, diff, stats):

@@ -151,6 +151,12 @@ def _print_tree(opened: "Store", trace: "Trace", *, is_all: bool, with_attribute
         indent = max(map(len, attributes), default=0)
         for key, value in attributes.items():
             click.echo(f"  {printable(key):<{indent}}  {printable(value)}")
+        for event in trace.rows[0].span.events:
+            click.echo(f"  event {printable(event.name)}")
+            for key, value in event.attributes.items():
+                click.echo(f"    {printable(key)}")
+                for text in str(value).splitlines():
+                    click.echo(f"      {printable(text)}")
     if is_shown is not None:
         print_note(
             f"{_MANY} of {count_noun(len(trace.rows), 'span')} · --all for the rest, "

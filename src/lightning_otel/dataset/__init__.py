@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lightning_otel.dataset.query import QueryKeywords, TransitionQuery
     from lightning_otel.store.table import Table, Transitions
     from lightning_otel.types import Conversation, Report, Span, Trajectory, Transition
+    from lightning_otel.types.instants import Instant
 
 
 class Store(SpanStore):
@@ -179,6 +180,35 @@ class Store(SpanStore):
 
             return FactReader(self.source, query).read_report()
         return Report.total(part.report for part in self._adapt(query))
+
+    def breakdown(
+        self, by: str = "agent", *, since: "Instant | None" = None, until: "Instant | None" = None
+    ) -> "Table[dict[str, Any]]":
+        """Break rewards, errors, latency, tokens and cost down, one row a name.
+
+        Rewards are those of the rollouts that it took part in. ``error_rate``, ``p50_s`` and
+        ``p95_s`` are of an agent's and a version's attempts (``uses``), of a model's calls, of a
+        tool's executions; tokens and cost are those of calls.
+
+        Args:
+            by: ``agent``, ``model``, ``version`` (of a resource) or ``tool``.
+            since: Only attempts that began at this time or later, as :meth:`transitions` takes it.
+            until: Only attempts that began before.
+
+        Raises:
+            ConfigError: It is none of the four, or a time cannot be read.
+        """
+        from lightning_otel.errors import ConfigError
+        from lightning_otel.store.views import DIMENSIONS, breakdown_sql
+        from lightning_otel.types.instants import instant_ns
+
+        if by not in DIMENSIONS:
+            raise ConfigError(f"by is {by!r}; it must be one of {', '.join(DIMENSIONS)}")
+        first_ns = 0 if since is None else instant_ns(since, "since")
+        end_ns = 1 << 63 if until is None else instant_ns(until, "until")
+        rollouts = f"(FROM rollouts WHERE start_ns >= {first_ns} AND start_ns < {end_ns})"
+        query = f"FROM ({breakdown_sql(by, rollouts)}) ORDER BY rollouts DESC, uses DESC, name"
+        return self.sql(query)
 
     def export(
         self,

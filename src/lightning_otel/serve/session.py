@@ -15,7 +15,7 @@ from starlette.types import Scope
 _COOKIE: Final = "lightning_otel"
 _PREFIX: Final = "lightning_otel.prefix"
 _ADDRESS: Final = re.compile(
-    r'(\s(?:href|src|(?:form)?action|data-(?:href|load|spans|events|base))=")(?=/(?!static/))'
+    r'(\s(?:href|src|(?:form)?action|data-(?:href|load|part|spans|events|base))=")(?=/(?!static/))'
 )
 """An address of a page in a page's markup, in which no text holds a bare quotation mark."""
 

@@ -3,9 +3,10 @@
 A row has a kind, names its attempt, and has the columns of its kind; all others are empty.
 """
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 from lightning_otel.adapter import Adaptation
@@ -13,7 +14,9 @@ from lightning_otel.adapter.advantages import group_of
 from lightning_otel.adapter.attempts import AttemptKey, may_move
 from lightning_otel.adapter.attributes import get_text, read_links, to_text
 from lightning_otel.adapter.calls import is_call
+from lightning_otel.adapter.ordering import NO_PARENT
 from lightning_otel.adapter.rewards import RETRACTED, read_reward
+from lightning_otel.adapter.tree import build_tree, find_origins
 from lightning_otel.store.prices import read_usage
 from lightning_otel.types import Dropped, Report, Reward, Span, Transition
 from lightning_otel.types import conventions as c
@@ -24,7 +27,7 @@ Row = dict[str, Any]
 SpanKey = tuple[str, str]
 _MESSAGE: Final = 300
 """Cells of an error's message."""
-_NO_PARENT: Final = ""
+_NO_SPAN: Final = ""
 _STEP_NAMES: Final = [name for name in STEP_COLUMNS if name != "branch"]
 _read_step: Final = attrgetter(*_STEP_NAMES)
 
@@ -129,7 +132,7 @@ class _Attempt:
         self._swap_hidden()
 
     def make_rows(self) -> Iterator[Row]:
-        """Yield the rows of steps, calls, rewards and tools, and that of the attempt."""
+        """Yield the rows of steps, calls, rewards, tools and faults, and that of the attempt."""
         for key, step in self._steps.items():
             yield {
                 "kind": "step", **self._shared,
@@ -144,8 +147,9 @@ class _Attempt:
             elif operation == c.EXECUTE_TOOL:
                 yield {
                     "kind": "tool", **self._shared, **_name_span(span),
-                    "agent": self._find_agent(span), "name": span.name, "end_ns": span.end_ns,
-                    "error_type": _name_error(span),
+                    "agent": self._find_agent(span), "name": _name_tool(span),
+                    "end_ns": span.end_ns, "error_type": _name_error(span),
+                    "is_repeated": self._is_within_itself(span),
                 }  # fmt: skip
             reward = read_reward(span)
             if reward is not None:
@@ -154,7 +158,47 @@ class _Attempt:
                 row = _describe_reward(span, reward)
                 yield {**self._shared, **row, **self._place_reward(key)}
         yield from self._list_others()
-        yield {"kind": "attempt", **self._shared, "is_attempt": True, **self._summarize()}
+        faults = list(self._list_faults())
+        yield from ({"kind": "fault", **self._shared, **fault} for fault in faults)
+        reason = min(
+            faults, key=lambda fault: (not fault["is_fatal"], fault["start_ns"]), default={}
+        )
+        error = {name: reason[name] for name in ("error_type", "error_message") if reason}
+        summary = self._summarize()
+        yield {"kind": "attempt", **self._shared, "is_attempt": True, **summary, **error}
+
+    def _list_faults(self) -> Iterator[Row]:
+        """Yield each error once, of the innermost span that failed of it."""
+        if not any(span.status == "ERROR" for span in self._members):
+            return
+        tree = build_tree(self._members)
+        spans = [tree.spans[node] for node in tree.order]
+        parents = [tree.parents[node] for node in tree.order]
+        faults = [read_error(span) if span.status == "ERROR" else None for span in spans]
+        errors = [None if error is None else error[1] or error[0] for error in faults]
+        origins = find_origins(
+            [parent if parent == NO_PARENT else tree.first[parent] for parent in parents], errors
+        )
+        roots = [at for at, span in enumerate(spans) if span.name == c.SPAN_ROLLOUT]
+        ends = {origins.get(at, at) for at in roots}
+        calls = self._list_models()
+        for at, span in enumerate(spans):
+            if errors[at] is not None and at not in origins:
+                tool, agent = self._find_above(span, _name_tool), self._find_agent(span)
+                yield {
+                    **_name_span(span), "end_ns": span.end_ns, "agent": agent, "name": tool,
+                    "model": _find_model(span, calls.get(agent, ())),
+                    "error_type": _name_error(span),
+                    "error_message": one_line(read_error(span)[1], _MESSAGE) or None,
+                    "is_fatal": at in ends if roots else None,
+                }  # fmt: skip
+
+    def _list_models(self) -> dict[str | None, list[tuple[int, str | None]]]:
+        """Return the starts of each agent's calls, in order, and their models."""
+        models: dict[str | None, list[tuple[int, str | None]]] = {}
+        for span in sorted(self._calls, key=lambda call: call.start_ns):
+            models.setdefault(self._find_agent(span), []).append((span.start_ns, _name_model(span)))
+        return models
 
     def _list_others(self) -> Iterator[Row]:
         """Yield what the report says was left out, and repairs."""
@@ -181,17 +225,23 @@ class _Attempt:
             self._models.add(models[0] or models[1] or "")
         return {
             "kind": "call", **_name_span(span), "agent": self._find_agent(span),
+            "end_ns": span.end_ns, "error_type": _name_error(span),
             "response_model": models[0], "request_model": models[1], "input_tokens": tokens.input,
             "output_tokens": tokens.output, "cached_tokens": tokens.cached,
             "written_tokens": tokens.written, "is_repeated": is_repeated,
             "reason": reasons[0].reason if reasons else None,
         }  # fmt: skip
 
+    def _is_within_itself(self, span: Span) -> bool:
+        """Return whether a tool's span lies in one of the same tool, as that of MCP's server."""
+        above = self._by_key.get((span.trace_id, span.parent_span_id or _NO_SPAN))
+        return above is not None and _name_tool(above) == _name_tool(span)
+
     def _swap_hidden(self) -> None:
         """Have a record that the columns show stand for one within it that they do not."""
         for key, span in self._by_key.items() if self._dropped else ():
             if is_call(span) and key not in self._visible and key not in self._dropped:
-                above = span.trace_id, span.parent_span_id or _NO_PARENT
+                above = span.trace_id, span.parent_span_id or _NO_SPAN
                 if above in self._visible and above in self._dropped:
                     self._dropped[key] = self._dropped.pop(above)
 
@@ -208,13 +258,17 @@ class _Attempt:
         """Return the agent of a step, else that of the span or the nearest one above it."""
         if step := self._steps.get((span.trace_id, span.span_id)):
             return step.agent or None
+        return self._find_above(span, lambda above: get_text(above.attributes, c.AGENT_NAME))
+
+    def _find_above(self, span: Span, read: Callable[[Span], str | None]) -> str | None:
+        """Return the first text that a function reads of a span or of those above it."""
         above: Span | None = span
         for _ in self._members:
             if above is None:
                 break
-            if agent := get_text(above.attributes, c.AGENT_NAME):
-                return agent
-            above = self._by_key.get((above.trace_id, above.parent_span_id or _NO_PARENT))
+            if text := read(above):
+                return text
+            above = self._by_key.get((above.trace_id, above.parent_span_id or _NO_SPAN))
         return None
 
     def _summarize(self) -> Row:
@@ -256,7 +310,6 @@ class _Attempt:
             "group_id": group_of(members, None),
             "task_id": _find_text(texts, c.TASK_ID),
             "mode": _find_text(texts, c.MODE),
-            **_describe_error(members),
             "reasons": report.inexact,
             "notes": report.notes,
         }
@@ -285,19 +338,26 @@ def _describe_reward(span: Span, reward: Reward | str | None) -> Row:
 def read_error(span: Span) -> tuple[str, str]:
     """Return the type of a span's error and what it says, each empty where nothing tells it."""
     events = [event.attributes for event in span.events if c.EXCEPTION_TYPE in event.attributes]
-    raised = events[-1] if events else {}
+    raised = events[-1] if events else span.attributes
     kind = get_text(span.attributes, c.ERROR_TYPE) or get_text(raised, c.EXCEPTION_TYPE) or ""
     return kind, span.status_message or to_text(raised.get(c.EXCEPTION_MESSAGE, ""))
 
 
-def _describe_error(spans: Iterable[Span]) -> Row:
-    """Return type and message of the first error: of the rollout itself, where that failed."""
-    failed = (span for span in spans if span.status == "ERROR")
-    first = min(failed, key=lambda span: span.start_ns, default=None)
-    if first is None:
-        return {}
-    message = one_line(read_error(first)[1], _MESSAGE)
-    return {"error_type": _name_error(first), "error_message": message or None}
+def _name_model(call: Span) -> str | None:
+    return next(filter(None, read_usage(call)[0]), None)
+
+
+def _find_model(fault: Span, calls: Sequence[tuple[int, str | None]]) -> str | None:
+    """Return the model of a call that failed, else of the last of its agent's calls before it."""
+    if is_call(fault):
+        return _name_model(fault)
+    place = bisect_right(calls, fault.start_ns, key=itemgetter(0))
+    return calls[place - 1][1] if place else None
+
+
+def _name_tool(span: Span) -> str | None:
+    is_tool = span.attributes.get(c.OPERATION) == c.EXECUTE_TOOL
+    return (get_text(span.attributes, c.TOOL_NAME) or span.name) if is_tool else None
 
 
 def _name_error(span: Span) -> str | None:

@@ -57,10 +57,12 @@ FACT_COLUMNS: Final = {
     "task_id": "VARCHAR",
     "reasons": "JSON",
     "notes": "JSON",
-    "error_message": "VARCHAR",
-    # Of calls, rewards, tools, what was left out, and repairs.
-    "name": "VARCHAR",
+    # Of attempts and faults.
     "error_type": "VARCHAR",
+    "error_message": "VARCHAR",
+    "is_fatal": "BOOLEAN",
+    # Of calls, rewards, tools, faults, what was left out, and repairs.
+    "name": "VARCHAR",
     "request_model": "VARCHAR",
     "response_model": "VARCHAR",
     "written_tokens": "BIGINT",

@@ -56,7 +56,7 @@ MEMORY: Final = ":memory:"
 """Names a store that is kept in this process and gone with it."""
 SEGMENT_SUFFIX: Final = ".ndjson"
 EMPTY_DATA: Final = "_empty.parquet"
-FACTS_VERSION: Final = 2
+FACTS_VERSION: Final = 3
 """Raised whenever the adapter answers otherwise, so that facts are computed anew."""
 EMPTY_FACTS: Final = f"facts-{FACTS_VERSION}-empty.parquet"
 FACTS_MARK: Final = "deletion.mark"

@@ -14,6 +14,7 @@ from lightning_otel.redact.secrets import scrub, scrub_attributes, scrub_error
 from lightning_otel.store.schema import BODY_COLUMNS, NARROW_COLUMNS, Record, set_hot_columns
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import (
+    describe_exception,
     json_text,
     make_attributes_plain,
     name_text,
@@ -115,6 +116,7 @@ def complete_record(
     if status.description:
         record["status_message"] = scrub_error(name_text(status.description))
     record["end_sequence"] = end_sequence
+    stack = attributes.pop(c.EXCEPTION_STACKTRACE) if c.EXCEPTION_STACKTRACE in body else None
     if events:
         record["events"] = [
             {
@@ -124,6 +126,10 @@ def complete_record(
             }
             for event in events
         ]
+    if stack is not None:  # content, which is not on the span where others see it
+        details = describe_exception(attributes.get(c.ERROR_TYPE), record["status_message"], stack)
+        event = {"name": c.EVENT_EXCEPTION, "time_ns": record["end_ns"], "attributes": details}
+        record["events"] = [*record["events"], event]
     record["links"] = links and [
         {
             "trace_id": f"{link.context.trace_id:032x}",

@@ -199,7 +199,7 @@ def read_prices() -> Prices:
 
 
 COSTS: Final = """
-SELECT trace_id, span_id, rollout_id, attempt_id, fingerprint, start_ns,
+SELECT trace_id, span_id, rollout_id, attempt_id, fingerprint, agent, start_ns, end_ns, error_type,
   coalesce(response_model, request_model) AS model, input_tokens, output_tokens,
   price_input IS NOT NULL AS is_priced,
   CASE WHEN input_tokens IS NOT NULL OR output_tokens IS NOT NULL THEN (

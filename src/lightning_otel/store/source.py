@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     Con = duckdb.DuckDBPyConnection
 
 S = TypeVar("S", bound="SpanStore")
-_SUMMARIES: Final = FACT_VIEWS - {"calls"}
-"""Views that read no content."""
+_SUMMARIES: Final = FACT_VIEWS - {"calls", "breakdown"}
+"""Views that read no content, and are bound soon."""
 _COMPUTED: Final = FACT_VIEWS - {"attempts"}
 _FETCH: Final = 2048
 _SUMMARY: Final = ", ".join((*NARROW_COLUMNS, "attributes"))
@@ -82,6 +82,10 @@ class SpanSource(ABC):
     layout: Layout | None = None
     moment: Moment | None = None
     credit: CreditOptions = USUAL
+    is_passive = False
+    """Whether facts are read as they were last computed, and not renewed."""
+    held: Reader | None = None
+    """The one connection of all questions, where each of its own would cost more."""
 
     def connect(
         self,
@@ -102,6 +106,8 @@ class SpanSource(ABC):
             parameters: What stands for its question marks.
             page: A query for the rollouts that will be looked at, if they are few.
         """
+        if self.held is not None:
+            return self.held
         con = self._open()
         names = list_views(con, query) if query is not None else names
         return self._read(con, names, columns, (query or "", parameters), page)
@@ -182,6 +188,7 @@ class SpanSource(ABC):
         con.execute(alive_macro_sql(alive))
         if not FACT_VIEWS.isdisjoint(names):
             may_compute = may_compute and not set(names).isdisjoint(_COMPUTED)
+            may_compute = may_compute and not self.is_passive
             folder = self._find_facts()
             mark = read_facts_mark(folder)
             reader = self.make_reader(con)
@@ -222,8 +229,9 @@ class LocalSource(SpanSource):
         def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
             if snapshot.is_small:
                 con.execute("SET threads = 1")
+            may = not self.is_passive
             define_views(
-                con, snapshot, names, columns, may_compute=True, page=page, credit=self.credit
+                con, snapshot, names, columns, may_compute=may, page=page, credit=self.credit
             )
 
         return Reader(con, self.layout, define, self.moment)
@@ -360,6 +368,15 @@ def at_moment(store: S) -> S:
     fixed = copy.copy(store)
     fixed.source = store.source.at_moment()
     return fixed
+
+
+def with_last_facts(store: S) -> S:
+    """Return a store for several questions, of which facts are read as they were last computed."""
+    passive = at_moment(store)
+    source = passive.source = copy.copy(passive.source)
+    source.is_passive = True
+    source.held = connect_overview(source)
+    return passive
 
 
 def connect_overview(source: SpanSource) -> Reader:

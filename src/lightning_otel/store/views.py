@@ -112,10 +112,78 @@ TOOLS: Final = f"""
 SELECT trace_id, span_id, rollout_id, attempt_id, agent, name, start_ns, end_ns,
   (end_ns - start_ns) / 1e6 AS duration_ms, error_type
 FROM facts WHERE kind = 'tool' AND {_CURRENT}"""
+FAILURES: Final = f"""
+SELECT trace_id, span_id, rollout_id, attempt_id, start_ns, end_ns, agent, name AS tool, model,
+  error_type, error_message, is_fatal
+FROM facts WHERE kind = 'fault' AND {_CURRENT}"""
+
+MARGIN: Final = """
+CASE WHEN count(reward) >= 8 THEN 1.96 * stddev_samp(reward) / sqrt(count(reward)) END AS margin"""
+"""Half of a mean reward's 95 % interval, by a normal distribution; null of fewer than 8."""
+_CALLS_MADE: Final = f"FROM ({COSTS}) WHERE {_CURRENT}"
+_TOOLS_USED: Final = f"FROM facts WHERE kind = 'tool' AND NOT is_repeated AND {_CURRENT}"
+_STEPS_MADE: Final = f"FROM facts WHERE kind = 'step' AND {_CURRENT}"
+_TOKENS: Final = "coalesce(input_tokens, 0) + coalesce(output_tokens, 0)"
+_RUN: Final = f"""rollout_id, sum({_TOKENS})::BIGINT AS tokens, {SUM_COSTS} AS cost,
+  CASE WHEN any_value(status) <> 'running' THEN max(end_ns) - min(start_ns) END AS took_ns"""
+_ONCE: Final = "rollout_id, end_ns - start_ns AS took_ns, error_type IS NOT NULL AS is_failed"
+_STAMPS: Final = "CASE WHEN len(json_keys(resources)) > 0 THEN json_keys(resources) ELSE [''] END"
+_USES: Final = {
+    # An attempt, from the first to the last that the agent did in it.
+    "agent": f"""
+SELECT agent AS name, {_RUN}, coalesce(bool_or(is_fatal), false) AS is_failed FROM (
+  SELECT rollout_id, attempt_id, agent, start_ns, end_ns, input_tokens, output_tokens, cost
+  {_CALLS_MADE}
+  UNION ALL BY NAME SELECT rollout_id, attempt_id, agent, start_ns, end_ns {_TOOLS_USED}
+  UNION ALL BY NAME SELECT rollout_id, attempt_id, agent, start_ns, end_ns {_STEPS_MADE}
+  UNION ALL BY NAME SELECT rollout_id, attempt_id, agent, is_fatal FROM ({FAILURES})
+) JOIN states USING (rollout_id, attempt_id) GROUP BY agent, rollout_id, attempt_id""",
+    # A call.
+    "model": f"SELECT model AS name, {_ONCE}, {_TOKENS} AS tokens, cost {_CALLS_MADE}",
+    # As of an agent.
+    "version": f"""
+SELECT name, {_RUN}, any_value(status) = 'failed' AS is_failed FROM (
+  SELECT *, CASE WHEN stamp = '' THEN resource_version
+    ELSE stamp || '@' || json_extract_string(resources, '$."' || stamp || '"') END AS name
+  FROM (SELECT trace_id, span_id, rollout_id, attempt_id, start_ns, end_ns, resources,
+    resource_version, unnest({_STAMPS}) AS stamp {_STEPS_MADE})
+) LEFT JOIN (SELECT trace_id, span_id, input_tokens, output_tokens, cost {_CALLS_MADE})
+  USING (trace_id, span_id)
+JOIN states USING (rollout_id, attempt_id) GROUP BY name, rollout_id, attempt_id""",
+    # An execution.
+    "tool": f"SELECT name, {_ONCE}, NULL::BIGINT AS tokens, NULL::DOUBLE AS cost {_TOOLS_USED}",
+}
+DIMENSIONS: Final = tuple(_USES)
+"""What a store can be broken down by."""
+
+
+def breakdown_sql(dimension: str, rollouts: str = f"({ROLLOUTS})") -> str:
+    """Return a query for a row each name of one of ``DIMENSIONS``, of the rollouts that count."""
+    return f"""
+SELECT {quote_text(dimension)} AS dimension, nullif(name, '') AS name, rollouts, rewarded, reward,
+  margin, uses, error_rate, p50_s, p95_s, tokens, cost
+FROM (WITH chosen AS MATERIALIZED (SELECT rollout_id, attempt_id, status, start_ns, reward
+    FROM {rollouts}),
+  states AS (SELECT rollout_id, attempt_id, status FROM chosen),
+  uses AS MATERIALIZED (SELECT * REPLACE (coalesce(name, '') AS name) FROM ({_USES[dimension]})
+    SEMI JOIN chosen USING (rollout_id))
+  SELECT * FROM (
+    SELECT name, count(*) AS uses, count(*) FILTER (is_failed) / count(*) AS error_rate,
+      quantile_cont(took_ns, 0.5) / 1e9 AS p50_s, quantile_cont(took_ns, 0.95) / 1e9 AS p95_s,
+      sum(tokens)::BIGINT AS tokens, {SUM_COSTS} AS cost
+    FROM uses GROUP BY name
+  ) JOIN (
+    SELECT name, count(*) AS rollouts, count(reward) AS rewarded, avg(reward) AS reward, {MARGIN}
+    FROM (SELECT DISTINCT name, rollout_id FROM uses) JOIN (
+      SELECT rollout_id, {LAST_REWARD} AS reward FROM chosen GROUP BY 1) USING (rollout_id)
+    GROUP BY name
+  ) USING (name)
+)"""
 
 
 _QUERIES: Final = {
     "calls": CALLS, "rewards": REWARDS, "rollouts": ROLLOUTS, "steps": STEPS, "tools": TOOLS,
+    "failures": FAILURES, "breakdown": " UNION ALL ".join(map(breakdown_sql, DIMENSIONS)),
 }  # fmt: skip
 DERIVED: Final = {
     name: f"CREATE OR REPLACE VIEW {name} AS {query}" for name, query in _QUERIES.items()
@@ -128,7 +196,7 @@ EMPTY_PRICES: Final = f"CREATE OR REPLACE VIEW prices AS SELECT {NO_PRICES} LIMI
 FACT_VIEWS: Final = frozenset({"attempts", "facts", *DERIVED})
 """Views that stand on facts."""
 NAMES: Final = frozenset({"spans", *FACT_VIEWS})
-_PRICED: Final = frozenset({"prices", "calls", "rollouts"})
+_PRICED: Final = frozenset({"prices", "calls", "rollouts", "breakdown"})
 """The table of prices, and the views that read it."""
 _PARAMETER: Final = re.compile(r"\?\d*|\$\w+")
 ALIVE: Final = "is_alive"

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, get_args
@@ -25,14 +24,11 @@ from lightning_otel.adapter.rewards import add_decimals
 from lightning_otel.capture import operations
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, warn_once
-from lightning_otel.redact import scrub_error
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import check_finite
 
 State = Literal["started", "finished", "failed"]
-_STACK_LIMIT = 8192
-"""Characters kept of a stack trace, from its end: what failed stands there."""
 _SPAN_ID = re.compile(r"[0-9a-f]{16}")
 
 _is_silenced = False
@@ -248,11 +244,10 @@ def emit_state(state: State, *, message: str = "") -> str | None:
 
 def emit_exception(exc: BaseException) -> str | None:
     """Keep an exception with its stack trace; gives the span id."""
-    stack = capture.guard_call(traceback.format_exception, exc) or [operations.type_name(exc)]
     attributes: dict[str, AttributeValue] = {
         c.EXCEPTION_TYPE: operations.type_name(exc),
         c.EXCEPTION_MESSAGE: operations.message_of(exc),
-        c.EXCEPTION_STACKTRACE: operations.clean_text(scrub_error("".join(stack))[-_STACK_LIMIT:]),
+        c.EXCEPTION_STACKTRACE: operations.stack_of(exc),
         c.EXCEPTION_ESCAPED: False,
     }
     return _emit_span("emit_exception", c.SPAN_EXCEPTION, attributes, is_error=True)

@@ -128,6 +128,7 @@ PLUMBING_KEYS: Final = (
     "messaging.system",
 )
 """A span with one of these tells of a request, query or message that carries what agents do."""
+EVENT_EXCEPTION: Final = "exception"
 EXCEPTION_TYPE: Final = "exception.type"
 EXCEPTION_MESSAGE: Final = "exception.message"
 EXCEPTION_STACKTRACE: Final = "exception.stacktrace"

@@ -29,6 +29,7 @@ from uuid import UUID
 import orjson
 
 from lightning_otel.errors import ConfigError
+from lightning_otel.types import conventions as c
 
 TEXT_LIMIT: Final = 4 * 1024 * 1024
 """Characters of the text of one argument or result; the store's own limit is 8 MiB a record."""
@@ -123,6 +124,15 @@ def name_text(value: object) -> str:
     if type(value) is str:
         return value
     return "" if value is None else _key_text(make_plain(value))
+
+
+def describe_exception(kind: object, message: str, stack: str) -> dict[str, str]:
+    """Return the attributes of the event of an exception. Source: OpenTelemetry, Exceptions."""
+    return {
+        c.EXCEPTION_TYPE: str(kind),
+        c.EXCEPTION_MESSAGE: message,
+        c.EXCEPTION_STACKTRACE: stack,
+    }
 
 
 def time_of(value: Any) -> int:

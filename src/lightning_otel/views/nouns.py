@@ -83,6 +83,29 @@ ROLLOUTS: Final = View(
 """Rollouts, each with its attempts as one."""
 
 
+FAILURES: Final = View(
+    (
+        "rollout_id", "attempt_id", "trace_id", "span_id", "start_ns", "end_ns", "error_type",
+        "error_message", "tool", "agent", "model", "is_fatal",
+    ),
+    "SELECT * FROM failures",
+    {
+        "error": Filter(
+            "error_type = ?", "Only errors of this type (the whole name).", hint="KeyError"
+        ),
+        "tool": Filter("tool = ?", "Only errors of this tool (the whole name)."),
+        "agent": Filter("agent = ?", "Only those of this agent (the whole name)."),
+        "model": Filter("model = ?", "Only errors of this model, or of what it asked for."),
+        "fatal": Filter(
+            "is_fatal = ?", "Only errors that ended their rollout, or that it survived.", bool
+        ),
+        **WHEN,
+    },
+    ("start_ns DESC", "trace_id", "span_id"),
+)  # fmt: skip
+"""Errors, each once: of the innermost span that failed of it."""
+
+
 def word_error(attempt: Mapping[str, Any]) -> str:
     """Return type and message of the error of an attempt that failed; empty if it did not."""
     if attempt.get("status") != "failed":

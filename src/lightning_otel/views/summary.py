@@ -1,7 +1,7 @@
 """Counts of a store, and summaries of a period: rewards, errors, latency, tokens, cost."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +11,8 @@ from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.removal import measure_disk, measure_leftover
 from lightning_otel.store.source import at_moment, connect_overview, read_overview
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import LAST_REWARD
+from lightning_otel.store.views import LAST_REWARD, MARGIN
+from lightning_otel.views.nouns import FAILURES
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -20,8 +21,7 @@ PERIODS: Final[Mapping[str, int]] = {"1h": 3600, "24h": 86_400, "7d": 604_800, "
 """Seconds by name."""
 
 _ROLLOUTS: Final = f"""
-SELECT start_ns >= ? AS is_now, count(*) AS rollouts, avg(reward) AS reward,
-  CASE WHEN count(reward) >= 8 THEN 1.96 * stddev_samp(reward) / sqrt(count(reward)) END AS margin,
+SELECT start_ns >= ? AS is_now, count(*) AS rollouts, avg(reward) AS reward, {MARGIN},
   count(reward) AS rewarded, count(*) FILTER (status = 'failed') / count(*) AS error_rate,
   quantile_cont(took_s, 0.5) AS p50_s, quantile_cont(took_s, 0.95) AS p95_s
 FROM (SELECT rollout_id, min(start_ns) AS start_ns, {LAST_REWARD} AS reward,
@@ -40,10 +40,19 @@ FROM ({COSTS}) WHERE start_ns >= ? AND start_ns < ? GROUP BY 1"""
 _TOTAL_COST: Final = f"""
 SELECT {SUM_COSTS} AS cost, count(*) FILTER (cost IS NULL) AS unpriced FROM ({COSTS})"""
 _UNFINISHED: Final = "SELECT status, count(DISTINCT rollout_id) FROM attempts GROUP BY 1"
-_FAILURES: Final = """
-SELECT rollout_id, max(end_ns) AS end_ns, arg_max(task, start_ns) AS task,
-  coalesce(arg_max(coalesce(error_message, error_type), start_ns), '') AS reason FROM rollouts
-GROUP BY rollout_id HAVING arg_max(status, start_ns) = 'failed' ORDER BY end_ns DESC LIMIT ?"""
+_PERIODS: Final = 12
+"""Parts of the time of all rollouts in which failures are counted."""
+_EXAMPLES: Final = 3
+_COUNTS: Final = ", ".join(f"count(*) FILTER (part = {part})" for part in range(_PERIODS))
+_GROUPS: Final = f"""
+SELECT error_type, tool, agent, model, count(*) AS count, count(DISTINCT rollout_id) AS rollouts,
+  count(DISTINCT rollout_id) FILTER (is_fatal) AS failed, max(start_ns) AS last_ns,
+  arg_max(error_message, start_ns) AS message, [{_COUNTS}] AS trend,
+  arg_max(rollout_id, start_ns, {_EXAMPLES}) AS examples
+FROM (SELECT *, greatest(0, least({_PERIODS - 1}, (start_ns - low) * {_PERIODS} // length)) AS part
+  FROM failures, (SELECT min(start_ns) AS low, greatest(1, max(end_ns) - min(start_ns)) AS length
+    FROM attempts) WHERE {{where}})
+GROUP BY error_type, tool, agent, model ORDER BY count DESC, last_ns DESC"""
 
 
 _NOTHING: Final[Mapping[str, Any]] = {
@@ -96,9 +105,11 @@ def read_summaries(store: "Store", period: str = "24h") -> tuple[Summary, Summar
     return Summary(**periods[True]), Summary(**periods[False])
 
 
-def list_failures(store: "Store", limit: int = 3) -> Iterator[dict[str, Any]]:
-    """Yield the last rollouts that failed, each with what its first error says."""
-    yield from read_overview(store.source, _FAILURES, [limit])
+def group_failures(store: "Store", values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return errors by type, tool, agent and model, the most frequent first, by filters' values."""
+    active = {name: value for name, value in values.items() if value is not None}
+    where = " AND ".join(["true", *(FAILURES.filters[name].condition for name in active)])
+    return read_overview(store.source, _GROUPS.format(where=where), [*active.values()])
 
 
 def store_stats(store: "Store") -> dict[str, Any]:

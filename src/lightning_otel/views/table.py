@@ -69,7 +69,7 @@ class View:
         add: Adds what only the rows of a page need, by the store, the rows and the connection.
         names: The store's views that it reads on that connection; a live store is parsed once.
         light: SQL of the same rows by ``spans`` and ``attempts`` alone: ``rollout_id``, and what
-            their order and filters without ``views`` need.
+            their order and filters without ``views`` need; empty where facts alone tell them.
     """
 
     columns: tuple[str, ...]
@@ -123,7 +123,8 @@ SELECT total, page.* FROM (SELECT count(*) AS total FROM matching) LEFT JOIN (
 ) AS page ON true ORDER BY {order}"""
         values = [*active.values(), *(after or ())]
         page = None
-        if limit is not None and not sort and not any(self.filters[name].views for name in active):
+        is_by_facts = any(self.filters[name].views for name in active) or not self.light
+        if limit is not None and not sort and not is_by_facts:
             chosen = f"{where} AND {'true' if after is None else condition}"
             rollouts = f"SELECT rollout_id FROM ({self.light}) WHERE {chosen}"
             page = f"{rollouts} ORDER BY {order} {bound} OFFSET {offset}", values

@@ -13,7 +13,7 @@ from lightning_otel.adapter.attributes import get_text, read_links, to_number, t
 from lightning_otel.adapter.calls import is_call, is_mark
 from lightning_otel.adapter.ordering import NO_PARENT
 from lightning_otel.adapter.rewards import RETRACTED
-from lightning_otel.adapter.tree import Walk, build_tree
+from lightning_otel.adapter.tree import Walk, build_tree, find_origins
 from lightning_otel.adapter.triplet import span_of
 from lightning_otel.types import Report, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
@@ -29,8 +29,6 @@ SpanKey: TypeAlias = tuple[str, str]
 _OPERATIONS: Final[Mapping[str, Kind]] = {c.INVOKE_AGENT: "agent", c.EXECUTE_TOOL: "tool"}
 _NAMES: Final = {c.SPAN_ROLLOUT: "rollout", "": "(no name)"}
 _SUBJECTS: Final = (c.TOOL_NAME, c.OPERATION_NAME, c.MARK_NAME)
-_FAULTS: Final = 8
-"""Errors below a span that its own is compared with."""
 
 
 @dataclass(slots=True)
@@ -233,7 +231,7 @@ def assemble(spans: Sequence[Span], adaptation: Adaptation) -> Trace:
         else None
         for row in rows
     ]
-    for position in find_propagated([row.parent for row in rows], faults):
+    for position in find_origins([row.parent for row in rows], faults):
         rows[position].is_propagated = True
     return Trace(rows, adaptation.trajectories, adaptation.report)
 
@@ -335,24 +333,6 @@ def _add_credit(rows: Sequence[Row], adaptation: Adaptation) -> None:
         if credited is not None:
             targets = (target for call in credited.calls for target in places.get(call, ()))
             row.credited, row.by = tuple(sorted(targets)), credited.by
-
-
-def find_propagated(parents: Sequence[int], faults: Iterable[str | None]) -> list[int]:
-    """Find errors that are those of a span below, in the same words or in others around them.
-
-    ``parents`` has the position above each span, or -1; each stands after its parent.
-    """
-    propagated: list[int] = []
-    below: list[tuple[str, ...]] = [()] * len(parents)
-    for position, fault in reversed(list(enumerate(faults))):
-        words, parent = below[position], parents[position]
-        if fault is not None and any(not fault or text in fault or fault in text for text in words):
-            propagated.append(position)
-        elif fault is not None:
-            words = (fault, *words)
-        if words and parent != NO_PARENT:
-            below[parent] = (*words, *below[parent])[:_FAULTS]
-    return propagated
 
 
 def label_of(step: Transition, branch: int, attempts: int, agents: int) -> str:

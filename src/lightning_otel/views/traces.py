@@ -100,11 +100,17 @@ WITH counted AS (SELECT *, operation IN ({CALL_OPERATIONS})
   FROM page)
 SELECT trace_id, string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
   coalesce(list_sort(list(DISTINCT model) FILTER (model <> '')), []) AS models,
-  count(*) FILTER (status = 'ERROR') AS errors, count(*) FILTER (is_call) AS calls,
+  count(*) FILTER (is_call) AS calls, coalesce(any_value(faults.errors), 0) AS errors,
+  any_value(faults.error_type) AS error_type, any_value(faults.error_message) AS error_message,
   count(*) FILTER (is_tool) AS tools,
   sum(input_tokens) FILTER (is_call)::BIGINT AS input_tokens,
   sum(output_tokens) FILTER (is_call)::BIGINT AS output_tokens, {SUM_COSTS} AS cost
 FROM counted LEFT JOIN (SELECT trace_id, span_id, cost FROM ({COSTS})) USING (trace_id, span_id)
+LEFT JOIN (
+  SELECT trace_id, count(*) AS errors, first(error_type ORDER BY is_fatal DESC, start_ns)
+    AS error_type, first(error_message ORDER BY is_fatal DESC, start_ns) AS error_message
+  FROM failures GROUP BY trace_id
+) AS faults USING (trace_id)
 GROUP BY trace_id"""
 _EARNED: Final = f"""
 SELECT rollout_id, {LAST_REWARD} AS reward, any_value(task) AS task
@@ -120,7 +126,7 @@ TRACES: Final = View(
     ("start_ns DESC", "trace_id"),
     ("start_ns", "duration", "spans"),
     _add_details,
-    ("spans", "calls", "rollouts", ALIVE),
+    ("spans", "calls", "rollouts", "failures", ALIVE),
     _MATCHING,
 )  # fmt: skip
 """Traces, with what was asked first and answered last."""

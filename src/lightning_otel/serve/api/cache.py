@@ -63,6 +63,21 @@ class CachedRead(Generic[T]):
             self._until_s = time.monotonic() + max(_LEAST_S, rest_s)
             return self._held
 
+    def last(self, store: Store, read: Callable[[], tuple[T, bool]]) -> tuple[T, float, bool]:
+        """Return the cached answer, however old, its age in seconds, and whether it is still true.
+
+        Where there is none ``read`` gives one at once, and whether it is whole.
+        """
+        mark, began_s, answer = read_store_fingerprint(store), time.monotonic(), self._held
+        if answer is not None:
+            age_s = began_s - self._read_s
+            return answer, age_s, mark == self._mark and age_s < self._most_s
+        answer, is_whole = read()
+        if is_whole and self._lock.acquire(blocking=False):
+            self._held, self._mark, self._read, self._read_s = answer, mark, mark, began_s
+            self._lock.release()
+        return answer, 0.0, is_whole
+
     def keep_valid(self, before: Mark, after: Mark) -> None:
         """Count what was written meanwhile as changing nothing of the answer.
 

@@ -1,11 +1,15 @@
 """The first page: whether it learns, the data funnel, what is newest.
 
+The summary and the breakdown are there at once, as the last facts tell them, and renewed after.
 The curve and the funnel look at the whole store: they come when the page is there already.
 """
 
-from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import Final
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache, partial
+from typing import Final, TypeAlias
+from urllib.parse import urlencode
 
 from markupsafe import Markup
 from starlette.requests import Request
@@ -14,19 +18,29 @@ from starlette.routing import Route
 
 from lightning_otel.config import list_settings
 from lightning_otel.dataset import Store
-from lightning_otel.errors import StoreMissingError
+from lightning_otel.errors import ConfigError, StoreMissingError
 from lightning_otel.serve.api.cache import CachedRead
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.runs import list_live_resources
 from lightning_otel.store.prices import read_prices
+from lightning_otel.store.source import with_last_facts
+from lightning_otel.store.views import DIMENSIONS
 from lightning_otel.types import Report
 from lightning_otel.views.doctor import check_calls, examine
 from lightning_otel.views.plot import PlotQuery, read_charts, svg
-from lightning_otel.views.summary import PERIODS, list_failures, read_summaries
+from lightning_otel.views.summary import PERIODS, group_failures, read_summaries
 from lightning_otel.views.table import Listing
 from lightning_otel.views.traces import TRACES
 
 _NEWEST: Final = 10
+_GROUPS: Final = 5
+"""Kinds of failures, and names of a breakdown, that are shown."""
+_NAMES: Final = 12
+_PARTS: Final = {"tiles": "Summary", "breakdown": "Breakdown"}
+"""Parts that are there at once, as the last facts tell them, and renewed after."""
+_PROGRESS: Final = """
+SELECT count(*) FILTER (NOT is_current) AS behind, max(end_ns) FILTER (is_current) AS until_ns
+FROM rollouts"""
 _AXES: Final = ("rollout", "time", "step", "version")
 _METRICS: Final = ("reward", "success_rate", "tokens")
 _LOGGED: Final = "step"
@@ -35,14 +49,18 @@ _LOGGED: Final = "step"
 async def home(request: Request) -> Response:
     """The page."""
     by, metric = page.choice(request, "by", _AXES), page.choice(request, "metric", _METRICS)
-    period = page.choice(request, "period", ("24h", *PERIODS))
+    choices = _read_choices(request)
 
     def read(store: Store) -> Mapping[str, object]:
+        newest = _read_newest(store)
+        is_any = newest is not None and newest.total
         return {
             **_name_curve(by, metric),
-            "period": period,
+            **choices,
+            "dimensions": DIMENSIONS,
             "periods": PERIODS,
-            "newest": _read_newest(store),
+            "parts": list(_read_parts(request, store, choices)) if is_any else (),
+            "newest": newest,
             "living": list_live_resources(request),
             "server": f"{request.url.scheme}://{request.url.netloc}",
         }
@@ -57,8 +75,8 @@ async def curve(request: Request) -> Response:
     def read(store: Store) -> Mapping[str, object]:
         if by == _LOGGED:  # beside the store, whose files tell nothing of it
             return _draw_curve(store, by=by, metric=metric)
-        cache: CachedRead[Mapping[str, object]] = request.app.state.curves[by, metric]
-        return cache.of(store, partial(_draw_curve, by=by, metric=metric))
+        cached: CachedRead[Mapping[str, object]] = request.app.state.curves[by, metric]
+        return cached.of(store, partial(_draw_curve, by=by, metric=metric))
 
     return await page.answer(request, "home_curve.html", read, title="Reward curve", is_long=True)
 
@@ -67,31 +85,79 @@ async def funnel(request: Request) -> Response:
     """Show the funnel, as a part of the page or a page of its own."""
 
     def read(store: Store) -> Mapping[str, object]:
-        cache: CachedRead[Mapping[str, object]] = request.app.state.funnel
-        return cache.of(store, _read_funnel)
+        cached: CachedRead[Mapping[str, object]] = request.app.state.funnel
+        return cached.of(store, _read_funnel)
 
     return await page.answer(request, "home_funnel.html", read, title="Data funnel", is_long=True)
 
 
-async def tiles(request: Request) -> Response:
-    """Show the summary of a period beside the one before, and the last failures."""
+def _read_choices(request: Request) -> dict[str, str]:
+    """Return the period, and what it is broken down by."""
     period = page.choice(request, "period", ("24h", *PERIODS))
+    return {"period": period, "split": page.choice(request, "split", DIMENSIONS)}
+
+
+async def part(request: Request) -> Response:
+    """Show what a period came to, beside the one before; or its rollouts by agent or such."""
+    name, choices = request.url.path.rpartition("/")[2], _read_choices(request)
 
     def read(store: Store) -> Mapping[str, object]:
-        cache: CachedRead[Mapping[str, object]] = request.app.state.summaries[
-            period, read_prices().rows
-        ]
-        return cache.of(store, partial(_summarize, period=period))
+        read_part = partial(_READERS[name], **choices)
+        return {"part": _cache_of(request, name, choices).of(store, read_part)}
 
-    return await page.answer(request, "home_tiles.html", read, title="Summary", is_long=True)
+    title = _PARTS[name]
+    return await page.answer(request, f"home_{name}.html", read, title=title, is_long=True)
 
 
-def _summarize(store: Store, *, period: str) -> Mapping[str, object]:
+def _cache_of(
+    request: Request, name: str, choices: Mapping[str, str]
+) -> CachedRead[Mapping[str, object]]:
+    key = (name, *choices.values(), read_prices().rows)
+    cached: CachedRead[Mapping[str, object]] = request.app.state.summaries[key]
+    return cached
+
+
+def _read_parts(
+    request: Request, store: Store, choices: Mapping[str, str]
+) -> Iterator[Mapping[str, object]]:
+    """Yield the parts as they were last read, else as the last facts tell them."""
+    passive = cache(lambda: with_last_facts(store))
+
+    def read(name: str) -> tuple[Mapping[str, object], bool]:
+        (progress,) = passive().sql(_PROGRESS)
+        return {**_READERS[name](passive(), **choices), **progress}, not progress["behind"]
+
+    for name in _PARTS:
+        answer: tuple[Mapping[str, object], float, bool] = {}, 0.0, False
+        with suppress(ConfigError):  # the part itself tells of prices that are none
+            answer = _cache_of(request, name, choices).last(store, partial(read, name))
+        content, age_s, is_valid = answer
+        yield {
+            "path": f"/home/{name}?{urlencode(choices)}", "content": content, "is_valid": is_valid,
+            "read_ns": time.time_ns() - int(age_s * 1e9),
+        }  # fmt: skip
+
+
+def _summarize(store: Store, *, period: str, split: str) -> Mapping[str, object]:
     now, before = read_summaries(store, period)
-    failures = list(list_failures(store))
+    groups = group_failures(store, {"since": _since_ns(period)})
     return {
-        "now": now, "before": before, "period": period, "periods": PERIODS, "failures": failures,
+        "now": now, "before": before, "period": period, "split": split,
+        "groups": groups[:_GROUPS], "kinds": len(groups),
     }  # fmt: skip
+
+
+def _break_down(store: Store, *, period: str, split: str) -> Mapping[str, object]:
+    rows = store.breakdown(split, since=_since_ns(period)).rows()
+    return {"rows": rows[:_NAMES], "total": len(rows), "period": period, "split": split}
+
+
+def _since_ns(period: str) -> int:
+    return time.time_ns() - PERIODS[period] * 1_000_000_000
+
+
+_Read: TypeAlias = Callable[..., Mapping[str, object]]
+_READERS: Final[Mapping[str, _Read]] = {"tiles": _summarize, "breakdown": _break_down}
 
 
 def _draw_curve(store: Store, *, by: str, metric: str) -> Mapping[str, object]:
@@ -171,7 +237,7 @@ async def settings(request: Request) -> Response:
 ROUTES: Final[list[Route]] = [
     Route("/", home, methods=["GET"]),
     Route("/home/curve", curve, methods=["GET"]),
-    Route("/home/tiles", tiles, methods=["GET"]),
+    *(Route(f"/home/{name}", part, methods=["GET"]) for name in _PARTS),
     Route("/home/funnel", funnel, methods=["GET"]),
     Route("/settings", settings, methods=["GET"]),
 ]

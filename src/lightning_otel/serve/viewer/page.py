@@ -288,9 +288,11 @@ def sort_of(request: Request, view: View) -> str:
 
 
 async def answer_list(
-    request: Request, template: str, view: View, *, title: str, **more: object
-) -> Response:
-    """A page of a view's rows, as the filters, order and number in its address say."""
+    request: Request, template: str, view: View, *, title: str,
+    read_more: Callable[[Store, Mapping[str, Any]], Mapping[str, object]] | None = None,
+    **more: object,
+) -> Response:  # fmt: skip
+    """A page of a view's rows, and more, as filters, order and number in its address say."""
     number = integer(request, "page", 1, 1, 10_000_000)
     values, sort = read_filters(request, view.filters), sort_of(request, view)
     content = {"filters": view.filters, "number": number, "size": ROWS, **more}
@@ -299,7 +301,8 @@ async def answer_list(
         if faults_of(request):
             return content
         rows, total, _ = view.read(store, values, limit=ROWS, offset=(number - 1) * ROWS, sort=sort)
-        return {**content, "rows": rows, "total": total}
+        others = read_more(store, values) if read_more is not None else {}
+        return {**content, **others, "rows": rows, "total": total}
 
     return await answer(request, template, read, title=title)
 

@@ -21,7 +21,8 @@ from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Mode, Report, RolloutStatus, Trajectory, Transition
 from lightning_otel.types.values import parse_json
 from lightning_otel.views.messages import show_value
-from lightning_otel.views.nouns import ROLLOUTS, word_error
+from lightning_otel.views.nouns import FAILURES, ROLLOUTS, word_error
+from lightning_otel.views.summary import group_failures
 from lightning_otel.views.table import Filter
 
 STEPS: Final = 100
@@ -61,8 +62,14 @@ class Shown(NamedTuple):
 
 @page.with_form_faults
 async def rollouts(request: Request) -> Response:
-    """The list of what was recorded, or of the queue, the newest first."""
-    if page.choice(request, "of", ("recorded", "queue")) == "recorded":
+    """The list of what was recorded, of the queue, or of what failed, the newest first."""
+    of = page.choice(request, "of", ("recorded", "queue", "failures"))
+    if of == "failures":
+        return await page.answer_list(
+            request, "rollouts_failures.html", FAILURES, title="Failures", of=of,
+            read_more=lambda store, values: {"groups": group_failures(store, values)},
+        )  # fmt: skip
+    if of == "recorded":
         return await page.answer_list(
             request, "rollouts_recorded.html", ROLLOUTS, title="Rollouts", of="recorded"
         )
