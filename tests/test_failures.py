@@ -15,7 +15,7 @@ from tests.command import invoke
 from tests.viewer.failing import make_rollout
 from tests.viewer.spans import span
 
-from lightning_otel import ConfigError, Store, auto_trace, operation, provider
+from lightning_otel import ConfigError, Store, auto_trace, operation
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -180,7 +180,8 @@ def test_a_stack_trace_is_kept_once_as_content(
     """Of the innermost operation, bounded and without secrets; it leaves where content may."""
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    provider.ensure_provider()
+    with auto_trace(store=store):
+        pass  # the first recording makes the provider
     exporter, joined = InMemorySpanExporter(), trace.get_tracer_provider()
     joined.add_span_processor(SimpleSpanProcessor(exporter))  # type: ignore[attr-defined]  # the SDK's
 
