@@ -116,7 +116,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+# A function's text holds its address, which differs from process to process.
+@pytest.mark.parametrize(
+    "options", OPTIONS, ids=lambda options: str(options).partition(" at 0x")[0]
+)
 def test_options_choose_the_same(store: Store, options: dict[str, Any]) -> None:
     """Each option chooses the same rows, and the same funnel, with bodies and without."""
     compare(store, **options)
