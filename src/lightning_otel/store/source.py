@@ -83,9 +83,7 @@ class SpanSource(ABC):
     moment: Moment | None = None
     credit: CreditOptions = USUAL
     is_passive = False
-    """Whether facts are read as they were last computed, and not renewed."""
-    held: Reader | None = None
-    """The one connection of all questions, where each of its own would cost more."""
+    """Whether facts are read as they were last computed, all by one connection."""
 
     def connect(
         self,
@@ -106,15 +104,16 @@ class SpanSource(ABC):
             parameters: What stands for its question marks.
             page: A query for the rollouts that will be looked at, if they are few.
         """
-        if self.held is not None:
-            return self.held
+        if self.is_passive:
+            return self.overview
         con = self._open()
         names = list_views(con, query) if query is not None else names
         return self._read(con, names, columns, (query or "", parameters), page)
 
     def connect_overview(self) -> Reader:
         """Return a connection with all views that show no content."""
-        return self.connect(("spans", *_SUMMARIES), tuple(_SUMMARY_COLUMNS))
+        names, columns = ("spans", *_SUMMARIES), tuple(_SUMMARY_COLUMNS)
+        return self._read(self._open(), names, columns, ("", ()), None)
 
     @cached_property
     def overview(self) -> Reader:
@@ -126,9 +125,12 @@ class SpanSource(ABC):
         return self
 
     def with_credit(self, credit: CreditOptions) -> Self:
-        """Return the source with facts by another credit."""
+        """Return the source with facts by a credit."""
+        if credit == self.credit:
+            return self
         source = copy.copy(self)
         source.credit = credit
+        source.__dict__.pop("overview", None)  # that one has facts by this credit
         return source
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
@@ -375,7 +377,6 @@ def with_last_facts(store: S) -> S:
     passive = at_moment(store)
     source = passive.source = copy.copy(passive.source)
     source.is_passive = True
-    source.held = connect_overview(source)
     return passive
 
 
