@@ -51,7 +51,8 @@ _COUNTS: Final = {
 """Counts of a report, and the columns of an attempt that hold them."""
 _WANTED: Final = f"""
 CREATE OR REPLACE TEMP TABLE wanted AS
-SELECT kind, rollout_id, trace_id, span_id, start_ns, name, reward, reason, reasons, notes,
+SELECT kind, rollout_id, attempt_id, group_id, trace_id, span_id, start_ns, name, reward, rewards,
+  reason, reasons, notes,
   is_attempt, is_waiting, reported_spans, {", ".join(_COUNTS.values())},
   (rollout_id, attempt_id) IN ({_INCOMPLETE} AND NOT ?) AS is_out
 FROM facts SEMI JOIN attempts USING (fingerprint)
