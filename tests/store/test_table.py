@@ -188,4 +188,4 @@ def test_sql_only_reads(store: Store, tmp_path: Path) -> None:
             store.sql(text.format(made=made)).rows()
 
     assert not made.exists()
-    assert len(store.sql("SHOW TABLES").rows()) == 9
+    assert len(store.sql("SHOW TABLES").rows()) == 11
