@@ -34,7 +34,6 @@ from lightning_otel.store.snapshot import (
     list_nearby_files,
     rows_sql,
     same_span_sql,
-    segments_sql,
 )
 from lightning_otel.store.sql import new_connection, quote_text
 from lightning_otel.store.table import Query
@@ -395,31 +394,3 @@ def read_overview(
     columns = None if source.layout is None else tuple(_SUMMARY_COLUMNS)
     con = source.connect(columns=columns, query=query, parameters=parameters, page=page)
     return list(Query(con, query, parameters).dicts())
-
-
-class MemorySource(SpanSource):
-    """Spans kept in this process and gone with it, for tests and short looks."""
-
-    def __init__(self) -> None:
-        self.name = MEMORY
-        self._writer = SpanWriter(None)
-
-    def writer(self) -> SpanWriter:
-        """Return the writer that all recordings into this source share."""
-        return self._writer
-
-    def _open(self) -> "Con":
-        con = new_connection()
-        with tempfile.NamedTemporaryFile(suffix=".ndjson") as file:
-            size = file.write(b"".join(self._writer.lines))
-            file.flush()
-            spans = segments_sql([Path(file.name)], live_bytes=size)
-            con.execute(f"CREATE TABLE spans AS {spans}")
-        return con
-
-    def _read(
-        self, con: "Con", names: Names, columns: Names | None, statement: Statement,
-        page: Statement | None,
-    ) -> Reader:  # fmt: skip
-        self._define_views(con, names, (self._writer.process,), page=page)
-        return Reader(con)

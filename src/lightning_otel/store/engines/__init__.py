@@ -3,10 +3,11 @@
 from datetime import UTC
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from lightning_otel.store.engines.memory import MemorySource
 from lightning_otel.store.lake import is_lake, lake_address
 from lightning_otel.store.layout import MEMORY, Layout
 from lightning_otel.store.selection import Selection
-from lightning_otel.store.source import LocalSource, MemorySource, SpanSource
+from lightning_otel.store.source import LocalSource, SpanSource
 from lightning_otel.types.instants import instant_ns
 
 _BOUNDS = ("since", "until")

@@ -19,10 +19,11 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.store.engines import collector
 from lightning_otel.store.engines.http import HttpSource
+from lightning_otel.store.engines.memory import MemorySource
 from lightning_otel.store.engines.remote import list_columns
 from lightning_otel.store.selection import Selection
 from lightning_otel.store.snapshot import SAME_SPAN_NS
-from lightning_otel.store.source import MemorySource, SpanSource
+from lightning_otel.store.source import SpanSource
 from lightning_otel.store.sql import quote_text
 from lightning_otel.types import Span
 
