@@ -160,6 +160,8 @@ def test_facts_of_the_last_four_credits_are_kept(store: Store) -> None:
     assert rewards_by(store, "step") == walked["step"]
     assert credits_kept(store) == {"last", "discounted", "step"}
     store.add(draw_rollouts(8, 9))
+    assert len(store.sql("FROM rollouts").rows()) == 9  # the usual one's are made anew
+    assert credits_kept(store) == {"last", "discounted", "step"}
     assert rewards_by(store, "last") == rewards_by(store, "last", bodies=True)
     assert len(read_files(store, "credit-last")) == 2
     store.redact(patterns=["b"])

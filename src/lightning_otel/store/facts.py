@@ -282,7 +282,8 @@ def remove_replaced(folder: Path, prefix: str) -> None:
             if is_damaged or time.time() - max(base_s, path.stat().st_mtime) > _GRACE_S:
                 path.unlink(missing_ok=True)
         newest.pop("facts", None)
-        for other in sorted(newest, key=newest.__getitem__)[: 2 - _MOST_CREDITS]:
+        others = _MOST_CREDITS - len({"facts", prefix})
+        for other in sorted(newest, key=newest.__getitem__)[:-others]:
             _unlink_all(folder, f"{other}-")
 
 
