@@ -164,7 +164,7 @@ def read_token(path: Path) -> tuple[str, bool]:
         if is_new := not path.exists():
             # Another server may make it in this moment.
             with contextlib.suppress(FileExistsError):
-                write_private(path, f"{os.urandom(24).hex()}\n".encode())
+                write_private(path, f"{os.urandom(32).hex()}\n".encode())
         with path.open() as file:
             status = os.fstat(file.fileno())
             token = file.read(4096).strip()
