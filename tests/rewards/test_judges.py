@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Cli
 from tests.command import invoke
 
 from lightning_otel import (
@@ -43,12 +42,6 @@ CASES: list[tuple[judges.Judge, Any, str, float | None]] = [
     (judges.json_schema(SCHEMA), None, '{"sum": "3"}', 0.0),
     (judges.json_schema(SCHEMA), None, "the sum is 3", 0.0),
 ]
-
-
-@pytest.fixture
-def cli() -> Cli:
-    """Runs a command line in this process."""
-    return invoke
 
 
 @dataclass
@@ -118,7 +111,7 @@ def test_a_judge_scores_an_answer(
     ],
 )
 def test_a_judge_that_is_none_is_refused(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str, reason: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str, reason: str
 ) -> None:
     """Before anything is judged, with what to write instead."""
     monkeypatch.chdir(tmp_path)
@@ -126,14 +119,14 @@ def test_a_judge_that_is_none_is_refused(
     for name, text in (("wrong.json", '{"type": 3}'), ("empty.md", "\n"), ("good.md", RUBRIC)):
         (tmp_path / name).write_text(text)
 
-    done = cli("apply-rewards", *reference.split())
+    done = invoke("apply-rewards", *reference.split())
 
     assert done.returncode == 2
     assert reason in done.stderr
 
 
 def test_a_rubric_judges_each_answer_once(
-    cli: Cli, store: Store, server: DemoServer, critic: Critic, tmp_path: Path
+    store: Store, server: DemoServer, critic: Critic, tmp_path: Path
 ) -> None:
     """Its prompt and the model's reason are kept, a rerun asks nothing, a new text asks anew."""
     (tmp_path / "city.md").write_text(RUBRIC)
@@ -143,9 +136,9 @@ def test_a_rubric_judges_each_answer_once(
         server.base_url, "--store", store.name,
     )  # fmt: skip
 
-    first, second = cli(*command), cli(*command)
+    first, second = invoke(*command), invoke(*command)
     (tmp_path / "city.md").write_text(f"{RUBRIC} Or a river.")
-    third = cli(*command)
+    third = invoke(*command)
 
     assert [first.returncode, second.returncode, third.returncode] == [0, 0, 0]
     assert len(critic.prompts) == len(server.log) == 2
@@ -203,7 +196,7 @@ def test_a_judge_out_of_reach_ends_the_run(store: Store, server: DemoServer) -> 
     assert sum("rubric" in rewards for rewards in read_rewards(store).values()) == 1
 
 
-def test_a_crashed_rollout_is_left_alone(cli: Cli, store: Store) -> None:
+def test_a_crashed_rollout_is_left_alone(store: Store) -> None:
     """It is counted, and judged when asked for."""
     record(store, {"r1": "4"}, {"want": "4"})
 
@@ -215,17 +208,15 @@ def test_a_crashed_rollout_is_left_alone(cli: Cli, store: Store) -> None:
     with pytest.raises(RuntimeError):
         crash()
 
-    first = cli("apply-rewards", "exact:want", "--store", store.name)
-    second = cli("apply-rewards", "exact:want", "--with-failed", "--store", store.name)
+    first = invoke("apply-rewards", "exact:want", "--store", store.name)
+    second = invoke("apply-rewards", "exact:want", "--with-failed", "--store", store.name)
 
     assert "1 that failed, left alone; --with-failed judges them" in first.stderr
     assert "exact: 1 reward" in second.stderr
     assert set(read_rewards(store)) == {"r1", "r2"}
 
 
-def test_the_agreement_with_a_hundred_labels_is_shown(
-    cli: Cli, store: Store, server: DemoServer
-) -> None:
+def test_the_agreement_with_a_hundred_labels_is_shown(store: Store, server: DemoServer) -> None:
     """Of 100 labels 87 are the judge's: 13 answers without a city pleased a person."""
     draw = random.Random(3)
     answers = {f"r{n:03}": draw.choice(["Paris", "there"]) for n in range(100)}
@@ -238,7 +229,7 @@ def test_the_agreement_with_a_hundred_labels_is_shown(
     judge = judges.rubric(RUBRIC, model="m", base_url=server.base_url)
     apply_rewards(store, judge)
     (path := Path(store.name).with_name("rubric.md")).write_text(RUBRIC)
-    done = cli(
+    done = invoke(
         "apply-rewards", f"rubric:{path}", "--model", "m", "--base-url", server.base_url,
         "--labels", "feedback", "--format", "json", "--store", store.name,
     )  # fmt: skip

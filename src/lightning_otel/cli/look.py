@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import click
 
@@ -30,6 +30,7 @@ from lightning_otel.cli.output import (
     suggest,
 )  # fmt: skip
 from lightning_otel.errors import QueryError
+from lightning_otel.types.report import Dimension
 from lightning_otel.views.nouns import ATTEMPTS, FAILURES, word_error
 from lightning_otel.views.traces import TRACES
 
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
     from lightning_otel.views.plot import Chart
     from lightning_otel.views.sandbox import Limits
 
-_VIEWS = {"rollouts": ATTEMPTS, "traces": TRACES, "failures": FAILURES}
+VIEWS: Final = {"rollouts": ATTEMPTS, "traces": TRACES, "failures": FAILURES}
+LIST_FILTERS: Final = {**FAILURES.filters, **ATTEMPTS.filters}
+"""Those of each view."""
 _ID = {"traces": "trace_id", "failures": "span_id"}
 _COLUMNS = {
     "rollouts": (
@@ -60,13 +63,13 @@ _WIDTH = 80
 
 
 @click.command()
-@click.argument("what", type=click.Choice([*_VIEWS]), default="rollouts")
+@click.argument("what", type=click.Choice([*VIEWS]), default="rollouts")
 @click.option(
     "--limit", type=COUNT, default=20, show_default=True,
     help="Number of rows.",
 )  # fmt: skip
 @click.option("--all", "is_all", is_flag=True, help="Print every row.")
-@filter_options({**FAILURES.filters, **ATTEMPTS.filters})
+@filter_options(LIST_FILTERS)
 @format_option
 @store_option
 def ls(
@@ -76,7 +79,7 @@ def ls(
     """List rollouts, traces or failures, the newest first."""
     from lightning_otel.dataset import Store
 
-    view = _VIEWS[what]
+    view = VIEWS[what]
     values = {name: value for name, value in filters.items() if value is not None}
     if unknown := values.keys() - view.filters.keys():
         raise click.UsageError(f"{what} have no {min(unknown)}; leave out --{min(unknown)}")
@@ -128,7 +131,7 @@ def _short_ids(ids: Sequence[str], shortest: int) -> dict[str, str]:
 
 
 @click.command()
-@click.option("--by", type=click.Choice(["agent", "model", "version", "tool"]),
+@click.option("--by", type=click.Choice(get_args(Dimension)),
               help="Break rewards, errors, latency, tokens and cost down.")  # fmt: skip
 @when_options
 @format_option

@@ -20,6 +20,7 @@ from lightning_otel.cli.options import store_option
 from lightning_otel.cli.output import json_text, to_json_value
 from lightning_otel.errors import ConfigError, LightningOtelError, NotInstalledError
 from lightning_otel.types.instants import instant_ns
+from lightning_otel.types.report import Dimension
 from lightning_otel.types.text import visible
 from lightning_otel.types.values import suggest_name
 from lightning_otel.views.table import WHEN, Filter
@@ -107,15 +108,13 @@ def mcp(store: str | None) -> None:
 
 
 def _make_server(place: str) -> Any:
-    from lightning_otel.cli.look import run_query
+    from lightning_otel.cli.look import LIST_FILTERS, VIEWS, run_query
     from lightning_otel.cli.show import diff_document, show_rows
     from lightning_otel.dataset import Store
     from lightning_otel.views.analysis import analyze_episode
-    from lightning_otel.views.nouns import ATTEMPTS, FAILURES
     from lightning_otel.views.options import TRANSITIONS, make_keywords
     from lightning_otel.views.sandbox import Limits
     from lightning_otel.views.summary import store_stats
-    from lightning_otel.views.traces import TRACES
 
     kind, tool_kind, errors = _import_server()
     hints = import_module("mcp.types").ToolAnnotations(readOnlyHint=True, openWorldHint=False)
@@ -152,13 +151,13 @@ def _make_server(place: str) -> Any:
         columns, rows, cut = run_query(opened, query, Limits(size_bytes=16 << 20))
         return _Found(rows, {"columns": columns}, cut=cut)
 
-    @_add_filters({**FAILURES.filters, **ATTEMPTS.filters})
+    @_add_filters(LIST_FILTERS)
     def list_(
         noun: Literal["rollouts", "traces", "failures"] = "rollouts", limit: int = 20,
         offset: int = 0, max_bytes: int = _DEFAULT, **filters: Any,
     ) -> _Found:  # fmt: skip
         """List rollouts, traces or failures (each error once), the newest first."""
-        view = {"rollouts": ATTEMPTS, "traces": TRACES, "failures": FAILURES}[noun]
+        view = VIEWS[noun]
         values = {
             name: instant_ns(value, name) if name in WHEN else value
             for name, value in filters.items()
@@ -204,7 +203,7 @@ def _make_server(place: str) -> Any:
         return _Found(document.pop("said" if "said" in document else "diff"), document)
 
     def stats(
-        by: Literal["agent", "model", "version", "tool"] | None = None, offset: int = 0,
+        by: Dimension | None = None, offset: int = 0,
         max_bytes: int = _DEFAULT,
     ) -> _Found:  # fmt: skip
         """Count what was kept, lost and left out; or reward, errors, latency and cost by a name."""

@@ -140,8 +140,7 @@ def apply_rewards(
             opened, judge, is_dry_run=is_dry_run, told=take, progress=progress,
             rollout_id=rollout_id, **keywords,
         )  # fmt: skip
-    name = f"{applied.name}@{applied.version}" if applied.version else applied.name
-    compared = agreement.read_agreement(opened, name, label) if label else None
+    compared = agreement.read_agreement(opened, applied.reward_name, label) if label else None
     if form == "json":
         counts = {name: getattr(applied, name) for name in _COUNTS}
         more = {"agreement": asdict(compared)} if compared else {}
@@ -174,10 +173,9 @@ def _word_agreement(compared: "Agreement") -> str:
 
 def _word_results(applied: "Applied", *, is_dry_run: bool) -> Iterator[str]:
     mean = "" if applied.mean is None else f", mean {applied.mean:.3g}"
-    suffix = f"@{applied.version}" if applied.version else ""
     where = " (dry run: nothing was kept)" if is_dry_run else ""
     yield (
-        f"⚡ {applied.name}{suffix}: {count_noun(applied.rewards, 'reward')}{mean}, of "
+        f"⚡ {applied.reward_name}: {count_noun(applied.rewards, 'reward')}{mean}, of "
         f"{count_noun(applied.attempts, 'attempt')}{where}"
     )
     for count, words in (

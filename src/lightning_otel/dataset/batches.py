@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 _THREADS: Final = 2
 _LOOKED_AT: Final = ("spans", ALIVE)
 _ALL: Final = StepSelection()
-_UNFINISHED: Final = f"""
-SELECT rollout_id, attempt_id, status FROM ({ATTEMPTS})
-WHERE status IN ('running', 'incomplete')"""
+_INCOMPLETE: Final = f"""
+SELECT rollout_id, attempt_id FROM ({ATTEMPTS}) WHERE status = 'incomplete'"""
 
 
 def read_batches(
@@ -74,19 +73,11 @@ def list_incomplete(
     source: SpanSource, con: "duckdb.DuckDBPyConnection | None" = None
 ) -> frozenset[tuple[str, str]]:
     """Return rollout and attempt ids of what broke off, as its process died."""
-    rows = list_unfinished(source, con)
-    return frozenset((rollout, attempt) for rollout, attempt, status in rows if status != "running")
-
-
-def list_unfinished(
-    source: SpanSource, con: "duckdb.DuckDBPyConnection | None" = None
-) -> list[tuple[str, str, str]]:
-    """Return rollout and attempt ids of what did not end, with ``running`` or ``incomplete``."""
     con = con or source.connect(_LOOKED_AT, INDEX_COLUMNS)
     # Few stores hold an open span, and to look at all attempts costs more.
     if not con.execute("SELECT 1 FROM spans WHERE end_ns IS NULL LIMIT 1").fetchall():
-        return []
-    return con.execute(_UNFINISHED).fetchall()
+        return frozenset()
+    return frozenset(con.execute(_INCOMPLETE).fetchall())
 
 
 def read_rollouts(source: SpanSource, selection: Selection) -> Query:

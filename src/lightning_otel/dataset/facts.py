@@ -22,7 +22,7 @@ from lightning_otel.dataset.batches import make_clauses
 from lightning_otel.dataset.formats.transition_rows import BODIES, NARROW_COLUMNS
 from lightning_otel.store.facts import USUAL, CreditOptions
 from lightning_otel.store.reader import Reader
-from lightning_otel.store.source import SpanSource, connect_overview
+from lightning_otel.store.source import SpanSource
 from lightning_otel.store.table import Query
 from lightning_otel.types import Dropped, Repair, Report, Transition
 from lightning_otel.types.transitions import fast_constructor
@@ -52,8 +52,7 @@ _COUNTS: Final = {
 _WANTED: Final = f"""
 CREATE OR REPLACE TEMP TABLE wanted AS
 SELECT kind, rollout_id, attempt_id, group_id, trace_id, span_id, start_ns, name, reward, rewards,
-  reason, reasons, notes,
-  is_attempt, is_waiting, reported_spans, {", ".join(_COUNTS.values())},
+  reason, reasons, notes, is_attempt, is_waiting, reported_spans, {", ".join(_COUNTS.values())},
   (rollout_id, attempt_id) IN ({_INCOMPLETE} AND NOT ?) AS is_out
 FROM facts SEMI JOIN attempts USING (fingerprint)
 WHERE (kind IN ('attempt', 'left_out', 'repair') OR kind IN ('call', 'reward')
@@ -158,7 +157,7 @@ class FactReader:
     def _connect(self) -> Reader:
         """Return the connection, with views of the store as it is now."""
         if self._con is None:
-            self._con = connect_overview(self._source)
+            self._con = self._source.connect_overview()
         else:
             self._con.refresh()
         if self._is_revised:

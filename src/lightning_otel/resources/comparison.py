@@ -26,7 +26,6 @@ from lightning_otel.resources.neighbours import (
     join_units,
 )
 from lightning_otel.store.reader import Reader
-from lightning_otel.store.source import connect_overview
 from lightning_otel.store.sql import ROLLOUT, attribute_sql
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import LAST_REWARD
@@ -178,7 +177,7 @@ def compare_versions(
     reward_range = check_range(reward_range)
     left_out: Counter[str] = Counter()
     lonely: Counter[str] = Counter()
-    con = connect_overview(store.source)
+    con = store.source.connect_overview()
     rows = {row["rollout_id"]: row for row in Query(con, _ROLLOUTS).dicts()}
     scored = _choose_attempts(name, (a, b), read_last_attempts(name, con), rows, left_out)
     rewards = _score_attempts(scored, rows, reward_range)
@@ -329,7 +328,7 @@ def read_last_attempts(name: str, con: Reader, model: str | None = None) -> list
 
     Args:
         name: The resource.
-        con: A connection of :func:`~lightning_otel.store.source.connect_overview`.
+        con: A connection of ``SpanSource.connect_overview``.
         model: Versions count only by steps of this model, a name or glob; None is any.
     """
     attempts: list[LastAttempt] = []

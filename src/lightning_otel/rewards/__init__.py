@@ -107,6 +107,11 @@ class Applied:
     total: float = 0.0
 
     @property
+    def reward_name(self) -> str:
+        """The name of its reward, where it gives a plain number."""
+        return f"{self.name}@{self.version}" if self.version else self.name
+
+    @property
     def mean(self) -> float | None:
         """The mean of the primary numbers it gave; None if it gave none."""
         return self.total / self.rewards if self.rewards else None

@@ -13,7 +13,6 @@ from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import LIVE, Resources
 from lightning_otel.resources.comparison import read_last_attempts
 from lightning_otel.rewards.totals import read_rollout_rewards
-from lightning_otel.store.source import connect_overview
 from lightning_otel.types import Resource
 
 MIN_ROLLOUTS: Final = 3
@@ -101,7 +100,7 @@ def rewards_by_version(
     store: Store, name: str, model: str | None = None
 ) -> Mapping[int, Sequence[float]]:
     """Return rollouts' rewards by the version they were given; of two, they count for none."""
-    con = connect_overview(store.source)
+    con = store.source.connect_overview()
     attempts = read_last_attempts(name, con, model)
     rewards = read_rollout_rewards(con)
     by_version: dict[int, list[float]] = {}

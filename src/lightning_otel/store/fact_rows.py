@@ -182,14 +182,14 @@ class _Attempt:
         roots = [at for at, span in enumerate(spans) if span.name == c.SPAN_ROLLOUT]
         ends = {origins.get(at, at) for at in roots}
         calls = self._list_models()
-        for at, span in enumerate(spans):
-            if errors[at] is not None and at not in origins:
+        for at, (span, fault) in enumerate(zip(spans, faults, strict=True)):
+            if fault is not None and at not in origins:
                 tool, agent = self._find_above(span, _name_tool), self._find_agent(span)
                 yield {
                     **_name_span(span), "end_ns": span.end_ns, "agent": agent, "name": tool,
                     "model": _find_model(span, calls.get(agent, ())),
-                    "error_type": _name_error(span),
-                    "error_message": one_line(read_error(span)[1], _MESSAGE) or None,
+                    "error_type": fault[0] or "error",
+                    "error_message": one_line(fault[1], _MESSAGE) or None,
                     "is_fatal": at in ends if roots else None,
                 }  # fmt: skip
 

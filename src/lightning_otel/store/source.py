@@ -104,20 +104,26 @@ class SpanSource(ABC):
             page: A query for the rollouts that will be looked at, if they are few.
         """
         if self.is_passive:
-            return self.overview
+            return self._overview
         con = self._open()
         names = list_views(con, query) if query is not None else names
         return self._read(con, names, columns, (query or "", parameters), page)
 
     def connect_overview(self) -> Reader:
-        """Return a connection with all views that show no content."""
-        names, columns = ("spans", *_SUMMARIES), tuple(_SUMMARY_COLUMNS)
-        return self._read(self._open(), names, columns, ("", ()), None)
+        """Return a connection for several questions over facts and spans without content.
+
+        Of a source at one moment, or with its last facts, all questions are put to the same one.
+        """
+        is_shared = self.moment is not None or self.is_passive
+        return self._overview if is_shared else self._open_overview()
 
     @cached_property
-    def overview(self) -> Reader:
-        """The same connection each time."""
-        return self.connect_overview()
+    def _overview(self) -> Reader:
+        return self._open_overview()
+
+    def _open_overview(self) -> Reader:
+        names, columns = ("spans", *_SUMMARIES), tuple(_SUMMARY_COLUMNS)
+        return self._read(self._open(), names, columns, ("", ()), None)
 
     def at_moment(self) -> "SpanSource":
         """Return the source as it is when first read; an engine is asked as usual."""
@@ -129,7 +135,7 @@ class SpanSource(ABC):
             return self
         source = copy.copy(self)
         source.credit = credit
-        source.__dict__.pop("overview", None)  # that one has facts by this credit
+        source.__dict__.pop("_overview", None)  # that one has facts by this credit
         return source
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
@@ -377,14 +383,6 @@ def with_last_facts(store: S) -> S:
     source = passive.source = copy.copy(passive.source)
     source.is_passive = True
     return passive
-
-
-def connect_overview(source: SpanSource) -> Reader:
-    """Return a connection for several questions over facts and spans without content.
-
-    Of a source at one moment all questions are put to the same one.
-    """
-    return source.connect_overview() if source.moment is None else source.overview
 
 
 def read_overview(

@@ -5,8 +5,8 @@ alone; the view ``facts`` holds its answers, and ``attempts`` says which of them
 """
 
 import re
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Final, get_args
 
 from lightning_otel.store.layout import FACTS_VERSION
 from lightning_otel.store.prices import COSTS, NO_PRICES, SUM_COSTS, create_prices
@@ -18,6 +18,7 @@ from lightning_otel.store.sql import (
     quote_text,
 )
 from lightning_otel.types import conventions as c
+from lightning_otel.types.report import Dimension
 from lightning_otel.types.transitions import STEP_COLUMNS
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ _RUN: Final = f"""rollout_id, sum({_TOKENS})::BIGINT AS tokens, {SUM_COSTS} AS c
   CASE WHEN any_value(status) <> 'running' THEN max(end_ns) - min(start_ns) END AS took_ns"""
 _ONCE: Final = "rollout_id, end_ns - start_ns AS took_ns, error_type IS NOT NULL AS is_failed"
 _STAMPS: Final = "CASE WHEN len(json_keys(resources)) > 0 THEN json_keys(resources) ELSE [''] END"
-_USES: Final = {
+_USES: Final[Mapping[str, str]] = {
     # An attempt, from the first to the last that the agent did in it.
     "agent": f"""
 SELECT agent AS name, {_RUN}, coalesce(bool_or(is_fatal), false) AS is_failed FROM (
@@ -153,8 +154,7 @@ JOIN states USING (rollout_id, attempt_id) GROUP BY name, rollout_id, attempt_id
     # An execution.
     "tool": f"SELECT name, {_ONCE}, NULL::BIGINT AS tokens, NULL::DOUBLE AS cost {_TOOLS_USED}",
 }
-DIMENSIONS: Final = tuple(_USES)
-"""What a store can be broken down by."""
+DIMENSIONS: Final = get_args(Dimension)
 
 
 def breakdown_sql(dimension: str, rollouts: str = f"({ROLLOUTS})") -> str:

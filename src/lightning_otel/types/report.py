@@ -3,8 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
+Dimension: TypeAlias = Literal["agent", "model", "version", "tool"]
+"""What a store can be broken down by; a version is one of a resource."""
 _SHOWN: Final = 20
 
 

@@ -9,7 +9,7 @@ from lightning_otel.store.damage import count_missing_spans
 from lightning_otel.store.prices import COSTS, SUM_COSTS, read_prices
 from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.removal import measure_disk, measure_leftover
-from lightning_otel.store.source import at_moment, connect_overview, read_overview
+from lightning_otel.store.source import at_moment, read_overview
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import LAST_REWARD, MARGIN
 from lightning_otel.views.nouns import FAILURES
@@ -93,7 +93,7 @@ def read_summaries(store: "Store", period: str = "24h") -> tuple[Summary, Summar
     Raises:
         ConfigError: The price table cannot be read.
     """
-    con = connect_overview(store.source)
+    con = store.source.connect_overview()
     until = time.time_ns()
     middle, since = (until - n * PERIODS[period] * 1_000_000_000 for n in (1, 2))
     bounds = [middle, since, until]
@@ -107,8 +107,7 @@ def read_summaries(store: "Store", period: str = "24h") -> tuple[Summary, Summar
 
 def group_failures(store: "Store", values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return errors by type, tool, agent and model, the most frequent first, by filters' values."""
-    active = {name: value for name, value in values.items() if value is not None}
-    where = " AND ".join(["true", *(FAILURES.filters[name].condition for name in active)])
+    active, where = FAILURES.match(values)
     return read_overview(store.source, _GROUPS.format(where=where), [*active.values()])
 
 
@@ -119,7 +118,7 @@ def store_stats(store: "Store") -> dict[str, Any]:
     funnel = asdict(report)
     funnel.pop("dropped")
     stats: dict[str, Any] = {"store": store.name, "funnel": funnel, "left_out": report.reasons()}
-    con = connect_overview(store.source)
+    con = store.source.connect_overview()
     stats |= Query(con, _TOTAL_COST).head(1)[0]
     if "://" in store.name:
         return stats  # the rest is not counted here, and so not 0

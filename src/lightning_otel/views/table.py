@@ -81,6 +81,11 @@ class View:
     names: tuple[str, ...] = ()
     light: str = ""
 
+    def match(self, filters: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+        """Return the filters that are set, and the condition of their rows."""
+        active = {name: value for name, value in filters.items() if value is not None}
+        return active, " AND ".join(["true", *(self.filters[name].condition for name in active)])
+
     def read(
         self,
         store: "Store",
@@ -106,8 +111,7 @@ class View:
         from lightning_otel.store.table import Query
 
         store = at_moment(store)
-        active = {name: value for name, value in filters.items() if value is not None}
-        where = " AND ".join(["true", *(self.filters[name].condition for name in active)])
+        active, where = self.match(filters)
         keys, order = [term.split()[0] for term in self.order], ", ".join(self.order)
         if (column := sort.removeprefix("-")) in self.sorts:
             term = "end_ns - start_ns" if column == "duration" else column

@@ -16,7 +16,6 @@ from lightning_otel.serve.viewer.text_diff import compare_lines, fold_lines
 from lightning_otel.serve.viewer.transitions import cut
 from lightning_otel.serve.viewer.urls import page_path
 from lightning_otel.store.reader import Reader
-from lightning_otel.store.source import connect_overview
 from lightning_otel.store.table import Query
 from lightning_otel.views.messages import show_value
 from lightning_otel.views.nouns import describe_resource, parse_version
@@ -94,7 +93,7 @@ async def using(request: Request) -> Response:
 
     def read(store: Store) -> Mapping[str, object]:
         versions = _open(request).versions(name)
-        uses = count_uses(name, connect_overview(store.source))
+        uses = count_uses(name, store.source.connect_overview())
         rows = [uses[version.version] for version in versions[::-1] if version.version in uses]
         return {
             "title": f"Usage of {name}",
@@ -110,7 +109,7 @@ async def using(request: Request) -> Response:
 def count_uses(name: str, con: Reader) -> dict[int, dict[str, Any]]:
     """Count the use of each version; a rollout made with several counts for none.
 
-    ``con`` is one of :func:`~lightning_otel.store.source.connect_overview`.
+    ``con`` is one of ``SpanSource.connect_overview``.
     """
     from lightning_otel.resources.comparison import read_last_attempts, read_version
 
