@@ -205,6 +205,35 @@ def test_spans_that_end_as_the_interpreter_does_never_hang_it(tmp_path: Path) ->
     host.settled_counts(extra=trials(10, 4) * 5)
 
 
+def test_flush_answers_for_what_ended_before_it_alone(tmp_path: Path) -> None:
+    """L4: what other threads end during a flush, or a seal at the end, is theirs to write."""
+    host = Host(
+        tmp_path,
+        """
+        write = os.write
+        def write_slowly(descriptor, text):
+            size = write(descriptor, text)
+            time.sleep(0.001)
+            return size
+        os.write = write_slowly
+        def work():
+            while True:
+                tracer.start_span("daemon").end()
+        for _ in range(3):
+            threading.Thread(target=work, daemon=True).start()
+        from lightning_otel import LightningSpanProcessor
+        flush = LightningSpanProcessor().force_flush
+        end("before")
+        time.sleep(0.2)
+        print({flush() for _ in range(trials)})
+        """.replace("trials", str(trials(10_000, 2_000))),
+    )
+
+    done = host.run(limit_s=60)
+
+    assert (done.code, done.output, done.errors) == (0, "{True}\n", "")
+
+
 def test_tree_of_forks_on_a_busy_machine_loses_nothing(tmp_path: Path) -> None:
     """L12b: more processes than processors, beside busy loops; each leaves by ``os._exit``."""
     host = Host(

@@ -138,14 +138,17 @@ class Journal:
             return len(self.paths) - 1, self.segment.size_bytes
 
     def flush(self) -> bool:
-        """Write what waits in memory; whether nothing waits any more.
+        """Write what waits in memory; whether all of it is written.
 
-        A disk whose last write hung is not asked: only an ended span does that, once it has rested.
+        What other threads add meanwhile is theirs to write. A disk whose last write hung is not
+        asked: only an ended span does that, once it has rested.
         """
         self._forget_if_forked()
+        with self._turns.alone():
+            due = self._written + len(self._waiting)
         if not self._pace.is_hanging:
             self._write_waiting()
-        return self.layout is None or not (self._waiting or self._new_counts)
+        return self.layout is None or (self._written >= due and not self._new_counts)
 
     def seal(self) -> None:
         """Close the segment cleanly, if no span is open and the disk accepts spans.
