@@ -16,7 +16,7 @@ from tests.command import invoke
 from tests.viewer.browsing import KEY
 from tests.viewer.client import Asking
 
-from lightning_otel import Store
+from lightning_otel import LightningSpanProcessor, Store
 from lightning_otel.adapter.tokens import encode_ids
 from lightning_otel.dataset import formats
 from lightning_otel.store.table import json_line
@@ -113,7 +113,8 @@ def odd(path: Path, count: int) -> Store:
     """A store of odd calls."""
     made, rng = Store(path / "traces.duckdb"), random.Random(10)
     made.add(call(number, rng) for number in range(count))
-    made.settle()
+    LightningSpanProcessor().shutdown()  # closes the segment, which is read anew at each look
+    assert made.settle().rows == count
     return made
 
 
