@@ -18,6 +18,7 @@ from tests.adapter.forest import draw
 from lightning_otel import Store, auto_trace, emit_reward
 from lightning_otel.cli import output
 from lightning_otel.store.facts import delete_facts
+from lightning_otel.tracing.emitters import reward_span
 from lightning_otel.types import Credit, Span
 from lightning_otel.types import conventions as c
 from lightning_otel.views.doctor import examine
@@ -109,7 +110,7 @@ def test_facts_are_kept_and_renewed_with_what_came(store: Store) -> None:
 
 
 def test_a_large_attempt_is_renewed_as_it_grows(store: Store) -> None:
-    """While it runs it shows as it was; a reward, growth by an eighth or its end renews it."""
+    """Its first reward, one from elsewhere, growth by an eighth or its end renews it."""
     tracer = trace.get_tracer("test")
     query = "SELECT spans, reward, is_current FROM rollouts"
 
@@ -118,16 +119,20 @@ def test_a_large_attempt_is_renewed_as_it_grows(store: Store) -> None:
             tracer.start_span("part").end()
         return tuple(rows_of(store, query)[0].values())
 
-    with auto_trace(store=store):
+    with auto_trace(store=store, rollout_id="large"):
         looks = [look(5_000), look(1)]
         emit_reward(1.0)
+        looks += [look(1)]
+        emit_reward("style", 0.5)
+        looks += [look(1)]
+        store.add([reward_span({"style": 0.25}, rollout_id="large")])
         looks += [look(1), look(1), look(700)]
 
     assert looks == [
         (5_001, None, True), (5_001, None, False), (5_004, 1.0, True), (5_004, 1.0, False),
-        (5_705, 1.0, True),
+        (5_008, 1.0, True), (5_008, 1.0, False), (5_709, 1.0, True),
     ]  # fmt: skip
-    assert look(0) == (5_705, 1.0, True)
+    assert look(0) == (5_709, 1.0, True)
 
 
 def test_a_reward_given_elsewhere_renews_the_rollout_it_judges(store: Store) -> None:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import shutil
 import stat
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -353,3 +355,39 @@ def test_require_names_a_missing_store(fresh: Layout) -> None:
     demo.create()
     with pytest.raises(StoreMissingError, match=rf"there is {demo.catalogue}: name it with --sto"):
         fresh.require()
+
+
+DOORS: dict[str, Callable[[Store, Any], object]] = {
+    "rollout_id": lambda store, value: store.spans(rollout_id=value),
+    "trace_id": lambda store, value: store.spans(trace_id=value),
+    "whole_id": lambda store, value: store.rollout_of("span", value),
+    "noun": lambda store, value: store.rollout_of(value, "x"),
+    "query": lambda store, value: store.sql(value),
+    "parameters": lambda store, value: store.sql("SELECT ? AS x", value),
+    "name": lambda store, value: store.follow(value),
+    "idle_s": lambda store, value: store.follow("reader", idle_s=value),
+    "since_ns": lambda store, value: store.accounting_by_process(since_ns=value),
+    "rollout_ids": lambda store, value: store.compact(rollout_ids=value, is_dry_run=True),
+    "older_than_s": lambda store, value: store.compact(older_than_s=value, is_dry_run=True),
+    "ids": lambda store, value: store.redact(ids=value, is_dry_run=True),
+}
+LISTS = ("parameters", "rollout_ids", "ids")
+
+
+@pytest.mark.parametrize("option", DOORS)
+def test_values_of_another_type_are_refused_by_name(
+    store: Store, make_span: MakeSpan, option: str
+) -> None:
+    store.add([make_span()])
+    lone = ("x", None) if option in LISTS else (["x"], ("x",), {}, object())
+    numbers = () if option in ("idle_s", "since_ns", "older_than_s") else (5, 0.5, True)
+    for value in (*lone, *numbers, b"x"):
+        with pytest.raises(ConfigError, match=re.escape(f"{option} is {value!r}; it must be ")):
+            DOORS[option](store, value)
+
+
+def test_an_empty_id_names_nothing(store: Store, make_span: MakeSpan) -> None:
+    store.add([make_span()])
+    assert store.spans(rollout_id="").rows() == store.spans(trace_id="").rows() == []
+    with pytest.raises(ConfigError, match="noun is 'process'; it must be one of rollout, trace"):
+        store.rollout_of("process", "x")

@@ -32,23 +32,25 @@ class Store(SpanStore):
             rollout_id: Only this rollout's: with the rewards given to it elsewhere or later, and
                 without those given here to another.
             trace_id: Only this trace's.
+
+        Raises:
+            ConfigError: An id is no text.
         """
+        check_types(locals(), Store.spans.__annotations__)
         from lightning_otel.dataset.batches import read_rollouts
         from lightning_otel.store.selection import Selection
         from lightning_otel.store.table import Query, Spans
 
         selection = Selection(
-            rollout_ids=(rollout_id,) if rollout_id else (),
-            trace_ids=(trace_id,) if trace_id else (),
+            rollout_ids=() if rollout_id is None else (rollout_id,),
+            trace_ids=() if trace_id is None else (trace_id,),
             is_ordered=True,
         )
 
         def open_query() -> Query:
-            return (
-                read_rollouts(self.source, selection)
-                if rollout_id
-                else self.source.fetch(selection)
-            )
+            if rollout_id is None:
+                return self.source.fetch(selection)
+            return read_rollouts(self.source, selection)
 
         return Spans(open_query, is_one=rollout_id is not None or trace_id is not None)
 

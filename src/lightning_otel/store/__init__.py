@@ -108,8 +108,10 @@ class SpanStore:
         """Run one read-only statement over the views; times with a zone come as text.
 
         Raises:
+            ConfigError: The query is no text, or the parameters are no list.
             QueryError: It is not one SELECT, DESCRIBE or EXPLAIN, or DuckDB refuses it.
         """
+        check_types(locals(), SpanStore.sql.__annotations__)
         from lightning_otel.store.table import Query, Table
 
         values = list(parameters)
@@ -164,6 +166,7 @@ class SpanStore:
             StoreMissingError: There is no store.
             StoreError: A file of it cannot be read.
         """
+        check_types(locals(), SpanStore.accounting_by_process.__annotations__)
         from lightning_otel.store.packing import accounting_by_process
 
         if self.layout is None:
@@ -237,6 +240,7 @@ class SpanStore:
             NotFoundError: A rollout to drop is not there; nothing was dropped.
             StoreError: Another process is at it, there is no room, or a file is damaged.
         """
+        check_types(locals(), SpanStore.compact.__annotations__)
         from lightning_otel.store.compact import CompactResult, Retention, compact
         from lightning_otel.store.damage import translate_errors
         from lightning_otel.store.source import prepare
@@ -289,6 +293,7 @@ class SpanStore:
             NotFoundError: An id is not there, or begins several.
             StoreError: Another process is at it, there is no room, or a file is damaged.
         """
+        check_types(locals(), SpanStore.redact.__annotations__)
         from lightning_otel.redact import Rules
         from lightning_otel.store.redact import redact
 
@@ -344,10 +349,11 @@ class SpanStore:
             since_ns: Only spans that start at this time or later, Unix nanoseconds.
 
         Raises:
-            ConfigError: The name cannot be used, or the store is not on this machine's disk.
+            ConfigError: The name or a time cannot be used, or the store is not on this disk.
             StoreMissingError: There is no store.
             StoreError: The consumer is at work already, or its position cannot be kept.
         """
+        check_types(locals(), SpanStore.follow.__annotations__)
         from lightning_otel.store.follow import Follower
 
         if self.layout is None:
@@ -366,7 +372,13 @@ class SpanStore:
         return find_id(self.source.connect(("spans",), INDEX_COLUMNS), prefix)
 
     def rollout_of(self, noun: str, whole_id: str) -> str:
-        """Return the rollout that a found trace, span or response belongs to; or itself."""
+        """Return the rollout that a found trace, span or response belongs to; or itself.
+
+        Raises:
+            ConfigError: The noun is none that :meth:`find` gives, or the id is no text.
+            NotFoundError: The store has none of that id.
+        """
+        check_types(locals(), SpanStore.rollout_of.__annotations__)
         if noun == "rollout":
             return whole_id
         from lightning_otel.store.lookup import find_rollout

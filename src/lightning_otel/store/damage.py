@@ -44,8 +44,8 @@ class _Known:
 
     whole: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Size and time of change of data files that are whole."""
-    whole_to: dict[str, int] = field(default_factory=dict)
-    """Ends of the whole lines of segments."""
+    lines: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    """By segment: its inode, the end of the lines that are as written, and their number."""
     excluded: set[str] = field(default_factory=set)
     """Damaged parts that could not be put aside."""
     warned: frozenset[str] = frozenset()
@@ -160,16 +160,29 @@ def _find_damage(
                     state.whole[file.name] = stamp
     # The folder may have been removed: then it is made anew later.
     for path in layout.list_unsettled(manifest) if files is None and layout.live.exists() else ():
-        name = path.name
-        start = 0 if is_thorough or name in state.excluded else state.whole_to.get(name, 0)
         with contextlib.suppress(OSError):  # settled meanwhile
-            ranges, end = quarantine.find_corrupt_lines(path, start)
-            if ranges:
-                damaged[name] = "it has a line that is not as written"
-            else:
-                state.whole_to[name] = end
-                state.excluded.discard(name)
+            if not _read_lines(layout, path, is_thorough=is_thorough)[1]:
+                damaged[path.name] = "it has a line that is not as written"
     return damaged
+
+
+def count_lines(layout: Layout, path: Path) -> int:
+    """Count a segment's whole lines as DuckDB does; only what was appended since is read."""
+    return _read_lines(layout, path)[0]
+
+
+def _read_lines(layout: Layout, path: Path, *, is_thorough: bool = False) -> tuple[int, bool]:
+    """Return the number of a segment's whole lines, and whether all are as written."""
+    state, name, status = _stores[layout.root], path.name, path.stat()
+    inode, end, count = state.lines.get(name, (0, 0, 0))
+    is_other = inode != status.st_ino or status.st_size < end
+    if is_thorough or is_other or name in state.excluded:
+        end = count = 0
+    ranges, end, more = quarantine.find_corrupt_lines(path, end)
+    if not ranges:
+        state.lines[name] = status.st_ino, end, count + more
+        state.excluded.discard(name)
+    return count + more, not ranges
 
 
 def _find_links(layout: Layout) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING, Final
 
-from lightning_otel.errors import NotFoundError
+from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.store.sql import ROLLOUT, quote_text
 from lightning_otel.store.views import IS_ANNOTATION
 from lightning_otel.types import conventions as c
@@ -33,6 +33,8 @@ _BEFORE = re.compile(r"@last(?:~(\d{1,6}))?")
 
 def find_rollout(con: "duckdb.DuckDBPyConnection", noun: str, whole_id: str) -> str:
     """Return the id of the rollout that a trace, span or response belongs to."""
+    if noun not in ID_COLUMNS:
+        raise ConfigError(f"noun is {noun!r}; it must be one of {', '.join(ID_COLUMNS)}")
     row = con.execute(
         f"SELECT {ROLLOUT} FROM spans WHERE {ID_COLUMNS[noun]} = ? ORDER BY start_ns LIMIT 1",
         [whole_id],

@@ -83,20 +83,20 @@ def _sum_blocks(file: BinaryIO, block: int, size: int, footer: int) -> Iterator[
 
 def find_corrupt_lines(
     path: Path, start: int = 0, *, is_closed: bool = False
-) -> tuple[list[Range], int]:
+) -> tuple[list[Range], int, int]:
     """Find lines from ``start`` on that differ from their checksum, or are too long for a query.
 
-    In a closed segment, lines that are no records are found too. Return them, and where the last
-    whole line ends.
+    In a closed segment, lines that are no records are found too. Return them, where the last whole
+    line ends, and the number of whole lines that are not blank, over which DuckDB steps.
     """
     ranges: list[Range] = []
-    first = start
+    first, count = start, 0
     with path.open("rb") as file:
         file.seek(start)
         while line := file.readline(LONGEST_LINE + 1):
             end = first + len(line)
             if is_sound(line) and len(line) <= LONGEST_LINE:
-                first = end
+                first, count = end, count + 1
                 continue
             is_overlong = len(line) > LONGEST_LINE
             while not line.endswith(b"\n") and (more := file.readline(_CHUNK)):
@@ -105,8 +105,8 @@ def find_corrupt_lines(
                 ranges.append((first, end - line.endswith(b"\n")))
             elif not line.endswith(b"\n"):
                 break  # its process is still writing it
-            first = end
-    return ranges, first
+            first, count = end, count + (not line.isspace())
+    return ranges, first, count
 
 
 def _is_damaged(line: bytes, *, is_closed: bool) -> bool:
@@ -255,7 +255,7 @@ def quarantine_lines(layout: Layout, path: Path, *, is_closed: bool = False) -> 
 
     The segment is changed in place: its process may go on appending to it.
     """
-    ranges, _ = find_corrupt_lines(path, is_closed=is_closed)
+    ranges, _, _ = find_corrupt_lines(path, is_closed=is_closed)
     if not ranges:
         return
     with path.open("r+b") as file:

@@ -55,13 +55,16 @@ INSERT INTO reading.fresh SELECT unnest(row) FROM (
   SELECT json_transform(line::JSON, {quote_text(json.dumps(FACT_COLUMNS))}) AS row
   FROM (SELECT unnest($1::VARCHAR[]) AS line))"""
 _LARGE: Final = 5_000
-"""Spans of an attempt that is not computed anew, while it runs, until it has grown by an eighth."""
+"""Spans of an attempt that is not computed anew, while it runs, until it has grown by an eighth,
+has its first reward, or is judged from elsewhere."""
 _GROWING: Final = f"""
 CREATE OR REPLACE TABLE reading.growing AS
 SELECT rollout_id, attempt_id, facts.fingerprint FROM attempts
 JOIN (FROM facts WHERE kind = 'attempt') AS facts USING (rollout_id, attempt_id)
 WHERE status = 'running' AND attempts.spans BETWEEN {_LARGE} AND facts.spans * 9 // 8
-  AND coalesce(judged_ns, 0) <= facts.end_ns AND attempts.fingerprint <> facts.fingerprint"""
+  AND coalesce(feedback_ns, 0) <= facts.end_ns
+  AND (facts.reward_spans > 0 OR coalesce(judged_ns, 0) <= facts.end_ns)
+  AND attempts.fingerprint <> facts.fingerprint"""
 _SHOW_GROWING: Final = """
 UPDATE reading.attempts SET fingerprint = growing.fingerprint, is_current = false
 FROM reading.growing AS growing

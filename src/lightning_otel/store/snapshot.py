@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final, Self
 
 from lightning_otel.errors import StoreError
-from lightning_otel.store.damage import list_excluded
+from lightning_otel.store.damage import count_lines, list_excluded
 from lightning_otel.store.files import list_names, total_bytes
 from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout, now_us, read_facts_mark
 from lightning_otel.store.lines import MAX_RECORD_BYTES
@@ -27,8 +27,6 @@ _SMALL_BYTES: Final = 1 << 20
 """A store up to this size is read into memory: to plan a query over files takes longer."""
 _MANY: Final = 64
 _SMALL_SEGMENT_BYTES: Final = 128 << 10
-_counted: dict[Path, tuple[int, int, int]] = {}
-"""By segment that grows: its inode, the end of its whole lines, and their number."""
 ALL_LINES: Final[Mapping[str, int]] = MappingProxyType({})
 """Lines that count by segment that grows, where none does."""
 NO_COLUMNS: Final = ", ".join(f"NULL::{kind} AS {name}" for name, kind in COLUMNS.items())
@@ -104,8 +102,10 @@ class Snapshot:
 
     def fix(self) -> Self:
         """Return the snapshot with the lengths that its growing segments have now."""
-        counts = ((path.name, _count_lines(path)) for path in self.segments)
-        lines = {name: count for name, count in counts if count is not None}
+        lines: dict[str, int] = {}
+        for path in filter(_is_written, self.segments):
+            with contextlib.suppress(FileNotFoundError):
+                lines[path.name] = count_lines(self.layout, path)
         damaged = [name for name in self.excluded if name.endswith(SEGMENT_SUFFIX)]
         growing = [*lines, *(name for name in damaged if _is_written(self.layout.live / name))]
         alive = frozenset(name.rpartition("-")[0] for name in growing)
@@ -250,26 +250,3 @@ def _is_written(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def _count_lines(path: Path) -> int | None:
-    """Count a segment's whole lines as DuckDB does; None if nobody writes to it any more.
-
-    Only what was appended since the last time is read.
-    """
-    if _is_written(path):
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            inode, end, count = _counted.get(path, (status.st_ino, 0, 0))
-            if inode != status.st_ino or status.st_size < end:
-                end = count = 0
-            file.seek(end)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                end += len(line)
-                count += not line.isspace()  # DuckDB steps over these
-            _counted[path] = status.st_ino, end, count
-            return count
-    _counted.pop(path, None)
-    return None
