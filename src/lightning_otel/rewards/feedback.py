@@ -15,6 +15,7 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import capture, config
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError, StoreError, disk_remedy
+from lightning_otel.rewards import labels
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.selection import INDEX_COLUMNS
 from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT, attribute_sql, quote_text
@@ -164,6 +165,8 @@ def emit_feedback(
     satisfied: bool | None = None,
     used_result: bool | None = None,
     text: str | None = None,
+    name: str | None = None,
+    author: str | None = None,
     response_id: str | None = None,
     rollout_id: str | None = None,
     trace_id: str | None = None,
@@ -174,7 +177,7 @@ def emit_feedback(
 ) -> str | None:
     """Store feedback as a reward, now or days later, from this process or another.
 
-    The reward is named ``feedback``; its span keeps the answers. Without a target it judges the
+    Its span keeps the answers. Without a target it judges the
     rollout that is being recorded. The first four are as :func:`reward_from_feedback` takes them.
 
     Args:
@@ -183,6 +186,8 @@ def emit_feedback(
         satisfied: True if they were.
         used_result: True if they used what they got.
         text: Their words.
+        name: The reward's name; by default ``feedback``.
+        author: Their name: a label, which takes the place of their earlier one of that name.
         response_id: The model response it judges, such as ``chatcmpl-…``.
         rollout_id: The rollout it judges; or a trace or span instead.
         trace_id: The trace it judges.
@@ -214,14 +219,16 @@ def emit_feedback(
             "named; name one of them"
         )
     judged: tuple[Noun, str] = targets[0] if targets else ("rollout", "")
-    feedback = make_feedback(*judged, text=text, feedback_id=feedback_id or "", **answers)
+    feedback = make_feedback(
+        *judged, text=text, feedback_id=feedback_id or "", name=name, author=author, **answers
+    )
     if not targets:
         if feedback_id is not None:
             raise ConfigError(
                 f"feedback {feedback_id!r} names nothing that it judges; give response_id, "
                 "rollout_id, trace_id, span_id or conversation_id"
             )
-        return emit_reward(NAME, feedback.value, attributes=feedback.attributes)
+        return emit_reward(name or NAME, feedback.value, attributes=feedback.attributes)
     if not config.is_enabled():
         return None
     opened = store if store is not None else Store()
@@ -242,9 +249,11 @@ def make_feedback(
     noun: Noun,
     target: str,
     *,
-    feedback_id: str,
+    feedback_id: str = "",
     text: str | None = None,
     reward: float | None = None,
+    name: str | None = None,
+    author: str | None = None,
     **answers: Any,
 ) -> Feedback:
     """Return feedback as every door takes it: ``answers`` are those of ``reward_from_feedback``."""
@@ -254,6 +263,7 @@ def make_feedback(
     attributes = {_KEYS[name]: answer for name, answer in answered.items()}
     if text is not None:
         attributes[c.FEEDBACK_TEXT] = text
+    attributes |= labels.describe_author(name, author)
     return Feedback(noun, target, value, time.time_ns(), attributes, feedback_id)
 
 
@@ -294,6 +304,7 @@ def give(
             spans.append(_make_span(piece, span_id, home))
             results.append(StoredReward(span_id, home.rollout_id, is_new=True))
     if spans:
+        spans += labels.retract_earlier(store, spans)
         (keep or (lambda spans_: write_spans(store, spans_)))(spans)
     return results
 

@@ -81,7 +81,7 @@ _NAME: Final = f"coalesce({attribute_sql(c.REWARD_NAME)}, {attribute_sql(c.EVALU
 REWARDS: Final = f"""
 SELECT trace_id, span_id, parent_span_id, coalesce(fact_rollout, {ROLLOUT}) AS rollout_id,
   coalesce(fact_attempt, attempt_id) AS attempt_id, agent, start_ns, reward AS value,
-  {_NAME} AS name,
+  {_NAME} AS name, {attribute_sql(c.REWARD_AUTHOR)} AS author,
   {attribute_sql(f"{c.LINK_PREFIX}.0.key_match")} AS link_key,
   {attribute_sql(f"{c.LINK_PREFIX}.0.value_match")} AS link_value, process, sequence,
   placed_by, call_ids, reason

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _FACTS: Final = (
     c.ERROR_TYPE, c.OPERATION_NAME, c.MARK_NAME, c.TOOL_NAME, c.REWARD_NAME, c.SESSION,
     f"{c.LINK_PREFIX}.0.key_match", f"{c.LINK_PREFIX}.0.value_match", c.ABANDONED,
-    c.REWARD_RETRACTED, c.REWARD_VALUE,
+    c.REWARD_RETRACTED, c.REWARD_VALUE, c.REWARD_AUTHOR,
 )  # fmt: skip
 """Attributes of a row's span, read as text out of the JSON where it lies."""
 _HOT: Final = {

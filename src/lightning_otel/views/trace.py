@@ -126,6 +126,11 @@ class Row:
         return get_text(self.span.attributes, c.REWARD_NAME) or c.PRIMARY_REWARD
 
     @property
+    def author(self) -> str:
+        """Who gave a reward; empty if nobody is named."""
+        return get_text(self.span.attributes, c.REWARD_AUTHOR) or ""
+
+    @property
     def judges(self) -> str:
         """What a reward is linked to; empty if it is to nothing."""
         links = read_links(self.span.attributes).items()

@@ -16,11 +16,13 @@ from lightning_otel.serve.responses import RefusalError
 from lightning_otel.types import conventions as c
 
 _MOST_METADATA: Final = 16_384
+_WITH_KEY: Final = "http+token"
 _PARTS: Final = ("quality_score", "rating", "satisfied", "used_result")
 
 Id = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f]+$")]
 TraceId = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{32}$", to_lower=True)]
 SpanId = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{16}$", to_lower=True)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 Key = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[!-~]+$")]
 
 
@@ -39,6 +41,10 @@ class FeedbackBody(RequestModel):
     """The span it judges."""
     task_id: Id | None = None
     """Kept with it; the rollout it judges where nothing else is named."""
+    name: Name | None = None
+    """The reward's name; without, `feedback`."""
+    author: Name | None = None
+    """Who gives it (needs the key): it takes the place of their earlier one of that name."""
     feedback_id: Key | None = None
     """An id of the sender's: feedback is kept once, however often it is sent."""
     reward: Annotated[float, Field(ge=-1, le=1)] | None = None
@@ -86,7 +92,10 @@ class FeedbackResponse(ResponseModel):
 def feedback(request: Request, params: FeedbackBody) -> tuple[FeedbackResponse, int]:
     """Give the reward that feedback comes to."""
     state = request.app.state
-    feedback_piece = _parse_feedback(params, _name_sender(request))
+    sender = _name_sender(request)
+    if params.author is not None and not sender.startswith(_WITH_KEY):
+        raise RefusalError(401, "feedback in somebody's name needs the key; send it, or no author")
+    feedback_piece = _parse_feedback(params, sender)
     rollouts = state.rollout_by_span if params.feedback_id is None else {}
     answer = state.repositories.pending.give(
         state.store, feedback_piece, state.ingester.keep, rollouts
@@ -135,7 +144,7 @@ def retract_reward(request: Request, params: RetractionBody) -> RetractionRespon
 
 def _name_sender(request: Request) -> str:
     peer = request.client.host if request.client else ""
-    return f"{'http+token' if request.app.state.access.admits(request) else 'http'}:{peer}"
+    return f"{_WITH_KEY if request.app.state.access.admits(request) else 'http'}:{peer}"
 
 
 def _parse_feedback(params: FeedbackBody, came: str) -> Feedback:
@@ -161,6 +170,8 @@ def _parse_feedback(params: FeedbackBody, came: str) -> Feedback:
             feedback_id=params.feedback_id or f"feedback-{secrets.token_hex(12)}",
             text=params.text if params.text is not None else params.feedback_text,
             reward=params.reward,
+            name=params.name,
+            author=params.author,
             **parts,
         )
     except ConfigError as exc:

@@ -1,0 +1,86 @@
+"""Labels: feedback of a named person under a name of their choice, one of each that counts."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_otel.errors import ConfigError
+from lightning_otel.store.source import read_overview
+from lightning_otel.tracing.emitters import retraction_span
+from lightning_otel.types import Span
+from lightning_otel.types import conventions as c
+
+if TYPE_CHECKING:
+    from lightning_otel.dataset import Store
+
+KIND: Final = "HUMAN"
+"""The kind of a label's author."""
+_LONGEST: Final = 100
+_LINK: Final = f"{c.LINK_PREFIX}.0.value_match"
+_EARLIER: Final = """
+SELECT span_id, rollout_id, name, author, link_value FROM rewards
+WHERE author IS NOT NULL AND rollout_id IN (SELECT unnest(?))"""
+_LABELS: Final = """
+SELECT rollout_id, span_id, name, value, author, start_ns FROM rewards
+WHERE author IS NOT NULL AND rollout_id IN (SELECT unnest(?)) ORDER BY start_ns"""
+
+
+def check_word(what: str, text: str) -> str:
+    """Return the name of a score or person without spaces around it.
+
+    Raises:
+        ConfigError: It is empty, too long, or has a comma or a control character.
+    """
+    word = text.strip()
+    if not word or len(word) > _LONGEST or "," in word or not word.isprintable():
+        raise ConfigError(
+            f"{what} is {text[:40]!r}; write 1 to {_LONGEST} characters without a comma"
+        )
+    return word
+
+
+def describe_author(name: str | None, author: str | None) -> dict[str, str]:
+    """Return the attributes of a reward that say its name and who gave it.
+
+    Raises:
+        ConfigError: One of them is no word, or the name is that of programs' own rewards.
+    """
+    attributes = {}
+    if name is not None:
+        attributes[c.REWARD_NAME] = check_word("name", name)
+        if attributes[c.REWARD_NAME] == c.PRIMARY_REWARD:
+            raise ConfigError("primary is the program's own reward; give the score another name")
+    if author is not None:
+        attributes[c.REWARD_AUTHOR] = check_word("author", author)
+        attributes[c.REWARD_AUTHOR_KIND] = KIND
+    return attributes
+
+
+def retract_earlier(store: "Store", spans: Sequence[Span]) -> list[Span]:
+    """Return retractions of the labels whose place new ones take: of one author, name and target.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    own = {_identify(span): span for span in spans if c.REWARD_AUTHOR in span.attributes}
+    if not own:
+        return []
+    rollout_ids = list({span.rollout_id for span in own.values()})
+    return [
+        retraction_span(row["span_id"], row["rollout_id"], span.attributes.get(c.RECEIVED))
+        for row in read_overview(store.source, _EARLIER, [rollout_ids])
+        if (span := own.get((row["rollout_id"], row["name"], row["author"], row["link_value"])))
+    ]
+
+
+def _identify(span: Span) -> tuple[object, ...]:
+    keys = (c.REWARD_NAME, c.REWARD_AUTHOR, _LINK)
+    return span.rollout_id, *(span.attributes.get(key) for key in keys)
+
+
+def list_labels(store: "Store", rollout_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the labels of some rollouts that count: whose, when, name and value.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    return read_overview(store.source, _LABELS, [list(rollout_ids)])

@@ -1,0 +1,214 @@
+"""Labels: the items of a list, one a screen, each scored by a key; the next comes by itself."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from lightning_otel import config, rewards
+from lightning_otel.dataset import Store
+from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.rewards.feedback import give, make_feedback, reward_from_feedback
+from lightning_otel.rewards.labels import check_word, list_labels
+from lightning_otel.serve.bodies import form
+from lightning_otel.serve.responses import RefusalError
+from lightning_otel.serve.viewer import page
+from lightning_otel.serve.viewer.size_limit import select_small
+from lightning_otel.serve.viewer.steps import Range, list_steps, read_ends, read_threads
+from lightning_otel.serve.viewer.urls import Links
+from lightning_otel.views.messages import show_value
+from lightning_otel.views.nouns import FAILURES, ROLLOUTS, word_error
+from lightning_otel.views.previews import task_words
+from lightning_otel.views.stored_trace import read_trace
+from lightning_otel.views.table import View
+from lightning_otel.views.traces import TRACE_SEARCH
+
+_LISTS: Final[Mapping[str, View]] = {
+    "traces": TRACE_SEARCH, "rollouts": ROLLOUTS, "failures": FAILURES,
+}  # fmt: skip
+"""Lists whose filters choose the items; every row names its rollout."""
+ITEMS: Final = 500
+"""Items of one sitting; the next ones are a link away."""
+STEPS: Final = 20
+"""Steps of an item that are shown; its trace has all."""
+_STARS: Final = {str(stars): round(reward_from_feedback(rating=stars), 9) for stars in range(1, 6)}
+_SITTING: Final = ("of", "sort", "page", "rollout", "names", "author", "item")
+
+
+@page.with_form_faults
+async def label(request: Request) -> Response:
+    """The page: who labels under which names is asked for once, and then an item is shown."""
+    number = page.integer(request, "page", 1, 1, 10_000_000)
+    of = page.choice(request, "of", tuple(_LISTS))
+    view = _LISTS[of]
+    values = page.read_filters(request, view.filters, _SITTING)
+    sort, names, author = page.sort_of(request, view), _read_names(request), _read_author(request)
+    picked = list(dict.fromkeys(request.query_params.getlist("rollout")))[:ITEMS]
+    fields = {"names": names, "author": author, "of": of, "number": number}
+
+    def read(store: Store) -> Mapping[str, object]:
+        content: dict[str, object] = {
+            "items": [],
+            "total": 0,
+            "sitting": None,
+            "item": None,
+            **fields,
+        }
+        if page.faults_of(request):
+            return content
+        items, total = picked, len(picked)
+        if not picked:
+            # What a list shows of its rows is not read: they are named here.
+            rows, total, _ = replace(view, add=None).read(
+                store, values, limit=ITEMS, offset=(number - 1) * ITEMS, sort=sort
+            )
+            items = list(dict.fromkeys(row["rollout_id"] for row in rows))
+        content |= {"items": items, "total": total}
+        if not (items and names and author):
+            return content
+        asked = request.query_params.get("item")
+        return {**content, **_read_sitting(store, items, names, author, asked)}
+
+    return await page.answer(request, "label.html", read, title="Label")
+
+
+def _read_names(request: Request) -> list[str]:
+    names = dict.fromkeys(filter(None, map(str.strip, page.text(request, "names").split(","))))
+    for name in names:
+        try:
+            make_feedback("rollout", "", reward=0.0, name=name)
+        except ConfigError as exc:
+            page.refuse_field(request, "names", str(exc))
+    return list(names)
+
+
+def _read_author(request: Request) -> str:
+    author = page.text(request, "author")
+    try:
+        return check_word("author", author) if author else ""
+    except ConfigError as exc:
+        page.refuse_field(request, "author", str(exc))
+        return ""
+
+
+def _read_sitting(
+    store: Store, items: Sequence[str], names: Sequence[str], author: str, item: str | None
+) -> Mapping[str, object]:
+    """Read the item that is asked for, else the first that its person has not labelled."""
+    own: dict[str, set[str]] = {}
+    for each in list_labels(store, items):
+        if each["author"] == author and each["name"] in names:
+            own.setdefault(each["rollout_id"], set()).add(each["name"])
+    done = [rollout_id for rollout_id in items if len(own.get(rollout_id, ())) == len(names)]
+    if item not in items:
+        item = next((each for each in items if each not in set(done)), None)
+    sitting = {"items": items, "names": names, "author": author, "done": done}
+    if item is None:
+        return {"sitting": sitting, "position": len(items), "done": done}
+    missing = [name for name in names if name not in own.get(item, ())]
+    position = items.index(item)
+    following = items[position + 1] if position + 1 < len(items) else None
+    return {
+        "sitting": sitting,
+        "position": position,
+        "done": done,
+        "name": (missing or names)[0],
+        "following": item if len(missing) > 1 else following,
+        "stars": _STARS,
+        **read_item(store, item),
+    }
+
+
+async def part(request: Request) -> Response:
+    """One item, as the page shows it."""
+    rollout_id = request.query_params.get("rollout", "")
+    return await page.answer(
+        request, "label_item.html", lambda store: read_item(store, rollout_id), title="Item"
+    )
+
+
+def read_item(store: Store, rollout_id: str) -> Mapping[str, object]:
+    """Read a rollout as its judge needs it: what was asked, answered and done, and its labels.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    attempts = store.sql(
+        "SELECT * FROM rollouts WHERE rollout_id = ? ORDER BY start_ns", [rollout_id]
+    ).rows()
+    if not attempts:
+        raise NotFoundError(f"there is no rollout {rollout_id!r}; look for it among all of them")
+    task = next((row["task"] for row in attempts if row["task"] is not None), None)
+    content: dict[str, object] = {
+        "item": rollout_id,
+        "attempt": attempts[-1],
+        "error": word_error(attempts[-1]),
+        "task": None if task is None else show_value(task_words(task)),
+        "labels": list_labels(store, [rollout_id]),
+        "trace": None,
+    }
+    if not select_small(store, [rollout_id]):
+        return content
+    trace = read_trace(store, "rollout", rollout_id)
+    asked, answered = read_ends(store, trace, trace.rows)
+    steps = Range.of(len(list_steps(trace)), STEPS, 0, "step")
+    homes = {row.span.span_id: row.span.trace_id for row in trace.rows}
+    return content | {
+        "trace": trace.rows[0].span.trace_id,
+        "asked": asked,
+        "answered": answered,
+        "steps": steps,
+        "talks": read_threads(store, trace, steps),
+        "links_of": lambda span_id: Links.to(homes[span_id]),
+    }
+
+
+async def keep(request: Request) -> Response:
+    """Keep a person's score of an item in the place of their earlier one; without one, retract."""
+    fields = await form(request)
+    missing = [name for name in ("item", "name", "author") if not fields.get(name)]
+    if missing:
+        raise RefusalError(400, f"{missing[0]} is empty; say what is labelled, as what, by whom")
+    if not config.is_enabled():
+        raise RefusalError(400, "recording is switched off; nothing was kept")
+    item, name, author = (fields[key] for key in ("item", "name", "author"))
+    number = fields.get("reward", "")
+    reward = page.parse_number("reward", number) if number else None
+    if reward is not None and not -1 <= reward <= 1:
+        raise RefusalError(400, f"reward is {reward:g}; it is a number from -1 to 1")
+    take = request.app.state.ingester.keep
+
+    def work(store: Store) -> bool:
+        if reward is None:
+            own = (name, author)
+            earlier = [
+                each for each in list_labels(store, [item])
+                if (each["name"], each["author"]) == own
+            ]  # fmt: skip
+            for each in earlier:
+                rewards.retract(store, each["span_id"], take)
+            return True
+        feedback = make_feedback("rollout", item, reward=reward, name=name, author=author)
+        return give(store, [feedback], take) != [None]
+
+    if not await page.run(request, work):
+        raise RefusalError(404, f"there is no rollout {item!r} in the store; see the list")
+    if not page.is_for_people(request):
+        return JSONResponse({"item": item, "name": name, "reward": reward})
+    return page.see(_address_of(request, item if reward is None else fields.get("following", "")))
+
+
+def _address_of(request: Request, item: str) -> str:
+    query = [pair for pair in request.query_params.multi_items() if pair[0] != "item"]
+    return f"/label?{urlencode([*query, *([('item', item)] if item else [])])}"
+
+
+ROUTES: Final[list[Route]] = [
+    Route("/label", label, methods=["GET"]),
+    Route("/label", keep, methods=["POST"]),
+    Route("/label/item", part, methods=["GET"]),
+]
