@@ -12,6 +12,7 @@ from starlette.routing import Route
 from lightning_otel.serve.viewer import (
     export,
     home,
+    prompts,
     resources,
     rollouts,
     runs,
@@ -24,6 +25,7 @@ from lightning_otel.serve.viewer import (
 )
 
 _PAGES: Final = (
-    export, home, resources, rollouts, runs, spans, sql, templating, trace, traces, transitions,
+    export, home, prompts, resources, rollouts, runs, spans, sql, templating, trace, traces,
+    transitions,
 )  # fmt: skip
 ROUTES: Final[list[Route]] = [route for page in _PAGES for route in page.ROUTES]

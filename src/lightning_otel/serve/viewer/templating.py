@@ -71,7 +71,7 @@ def _show_hidden(page: str) -> str:
     return _VALUE_OR_HIDDEN.sub(
         lambda match: (
             HIDDEN.sub(lambda hidden: f"&#{ord(hidden[0])};", match[0])
-            if match[0][0] == " "
+            if match[0][0] in " <"
             else visible(match[0])
         ),
         page.replace("\r\n", "\n"),
@@ -208,7 +208,7 @@ async def static(request: Request) -> Response:
 ROUTES: Final[list[Route]] = [
     Route("/static/{name:str}", static, methods=["GET"], middleware=[Middleware(GZipMiddleware)])
 ]
-_VALUE_OR_HIDDEN: Final = re.compile(rf' value="[^"]*"|{HIDDEN.pattern}')
+_VALUE_OR_HIDDEN: Final = re.compile(rf' value="[^"]*"|<textarea[^>]*>[^<]*|{HIDDEN.pattern}')
 _DEEPEST: Final = 16
 """Blocks within each other; the parser stops at 20."""
 _STARS: Final = re.compile(r"\*+(?=[^\W_])")
