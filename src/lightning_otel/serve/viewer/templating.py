@@ -29,6 +29,7 @@ from lightning_otel.types.text import (
     count_noun,
     format_age,
     format_duration,
+    format_number,
     format_size,
     visible,
 )
@@ -101,7 +102,7 @@ def number(value: float | None) -> str:
     """A whole number with its thousands apart, another in four digits; a dash for none."""
     if value is None:
         return "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else format_number(value)
 
 
 def mark(text: str, query: str) -> Markup:
