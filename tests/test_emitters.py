@@ -32,6 +32,7 @@ from lightning_otel import (
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import conventions as c
+from lightning_otel.types.text import format_number
 
 
 @pytest.fixture
@@ -215,6 +216,22 @@ def test_reward_for_another_rollout_belongs_to_that_one(store: Store) -> None:
     assert first.trace_id != second.trace_id
     assert [t.reward for t in store.transitions(rollout_id="first")] == [0.5]
     assert [span.attributes.get(c.REWARD_VALUE) for span in second.spans()] == [None, 0.25]
+
+
+@pytest.mark.parametrize("span_id", ["zz", "AB" * 8, "ab" * 16, 7])
+def test_reward_of_no_span_is_refused(span_id: Any, store: Store) -> None:
+    """An id that no span can have would wait for ever; within a recording and without."""
+    with auto_trace(store=store), pytest.raises(ConfigError, match="16 hex digits"):
+        emit_reward(1.0, span_id=span_id)
+    with pytest.raises(ConfigError, match="16 hex digits"):
+        emit_reward(1.0, span_id=span_id)
+
+
+def test_number_of_a_sum_is_rounded_for_people() -> None:
+    """Binary fractions leave some of what is zero; small numbers stay."""
+    assert [format_number(0.1 + 0.2 - 0.3), format_number(-1e-17), format_number(1e-7)] == [
+        "0", "0", "1e-07",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])

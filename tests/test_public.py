@@ -56,7 +56,7 @@ SCRIPTS = {
     ),
     **{
         f"without its extra, {name} says what to install": (
-            EXTRA.format(name), "pip install 'lightning-otel[learn]'"
+            EXTRA.format(name), errors.install_command("learn")
         )
         for name in ("Trainer", "Queue", "Resources", "State", "run_workers")
     },

@@ -5,6 +5,7 @@ Capture never raises into the traced program; these come from the store and from
 
 import logging
 from typing import ClassVar
+from urllib.parse import unquote, urlsplit
 
 _warned: set[str] = set()
 
@@ -36,6 +37,23 @@ def disk_remedy(exc: Exception, otherwise: str) -> str:
         remedy for remedy, words in _REFUSALS.items() if any(word in text for word in words)
     )
     return next(remedies, otherwise)
+
+
+def install_command(*extras: str) -> str:
+    """Return the command that installs extras, of the checkout that was installed if one was."""
+    import importlib.metadata
+    import json
+
+    target, option = "lightning-otel", ""
+    try:
+        text = importlib.metadata.distribution(target).read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        text = None
+    origin = json.loads(text or "{}")
+    if "dir_info" in origin:  # PEP 610: a folder on this machine
+        target = unquote(urlsplit(origin["url"]).path)
+        option = "-e " if origin["dir_info"].get("editable") else ""
+    return f"pip install {option}'{target}[{','.join(extras)}]'"
 
 
 class LightningOtelError(Exception):

@@ -15,6 +15,7 @@ from tests.cli.reference import reference
 from tests.manifests import seal_manifest
 
 from lightning_otel import Resources, Span, State, Store, __version__
+from lightning_otel.errors import install_command
 
 READING = (
     "ls", "ls traces", "show", "show abc --transitions", "stats", "export spans", "plot", "analyze",
@@ -46,6 +47,30 @@ def test_reading_makes_no_store(
     assert "never creates a store" in why
     assert "lightning-otel run" in remedy
     assert list(tmp_path.iterdir()) == []
+
+
+def test_database_of_its_own_is_called_that(cli: Cli, copy: Path, tmp_path: Path) -> None:
+    """What ``export duckdb`` wrote is no store, and is not changed by a look at it."""
+    out = tmp_path / "everything.duckdb"
+    cli("export", "duckdb", out, "--store", copy)
+
+    what, _, remedy = lines_of_error(cli("ls", "--store", out))
+
+    assert what.startswith(f"{out} is a database of its own, such as export duckdb writes")
+    assert remedy.startswith("query it with duckdb")
+    assert not Path(f"{out}.d").exists()
+
+
+def test_training_on_nothing_makes_no_store(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are no rollouts to learn from, and it says where it looked."""
+    monkeypatch.chdir(tmp_path)
+
+    done = cli("train", "baseline")
+
+    assert (done.returncode, list(tmp_path.iterdir())) == (4, [])
+    assert "no store at" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["s.duckdb", "a[1]?*.duckdb", "sp ace/s.duckdb"])
@@ -318,7 +343,7 @@ def test_a_library_that_is_missing_is_called_that(command: str, tmp_path: Path) 
     assert done.returncode == 2
     assert what == "rollouts, resources and training need SQLAlchemy"
     assert why == ""
-    assert remedy == "pip install 'lightning-otel[learn]'"
+    assert remedy == install_command("learn")
 
 
 @pytest.mark.parametrize("has_state", [False, True])

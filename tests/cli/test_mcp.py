@@ -264,4 +264,4 @@ def test_without_the_sdk_the_extra_is_named(cli: Cli, monkeypatch: pytest.Monkey
     ended = cli("mcp")
 
     assert ended.returncode == 2
-    assert "pip install 'lightning-otel[mcp]'" in ended.stderr
+    assert "[mcp]'" in ended.stderr

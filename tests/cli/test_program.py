@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Cli
 
-from lightning_otel import Store
+from lightning_otel import Queue, Resources, Store
 from lightning_otel.cli.program import (
     ProgramError,
     find_program,
     program_name,
     run_child,
 )
+from lightning_otel.state import State
+from lightning_otel.state.runs import Runs
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -115,6 +117,32 @@ def test_commands_formats_ids_and_agents_are_completed(spawn: Cli, kept: Path) -
     assert _asked(spawn, "show exp-", **env) == ["exp-two", "exp-one"]
     assert _asked(spawn, "export triplets --agents pl", **env) == ["planner"]
     assert _asked(spawn, "show exp-") == []
+
+
+def test_names_of_the_state_and_of_what_is_installed_are_completed(spawn: Cli, copy: Path) -> None:
+    """Resources, runs, queued rollouts, algorithms, metrics, agents and rewards, where they go."""
+    env = {"LIGHTNING_OTEL_STORE": str(copy)}
+    state = State(copy)
+    Resources(state).publish("planner/system_prompt", "Be brief.")
+    (queued,) = Queue(state).put(["task"])
+    run = Runs(state).start("baseline", {})
+    Runs(state).log(run.run_id, 1, {"val/reward": 1.0})
+    state.close()
+
+    for words, found in {
+        "resources show pl": ["planner/system_prompt"],
+        "resources alias pl": ["planner/system_prompt"],
+        "train ba": ["baseline"],
+        "train apo --resume run": [run.run_id],
+        "plot --run run": [run.run_id],
+        "plot val": ["val/reward"],
+        "plot suc": ["success_rate"],
+        "queue cancel ro": [queued.rollout_id],
+        "ls --agent pl": ["planner"],
+        "export triplets --reward pri": ["primary"],
+    }.items():
+        assert _asked(spawn, words, **env) == found, words
+    assert _asked(spawn, "train ba") == ["baseline"]
 
 
 def test_names_that_a_shell_would_take_for_more_are_not_offered(spawn: Cli, tmp_path: Path) -> None:

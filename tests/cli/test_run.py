@@ -299,7 +299,7 @@ def test_run_does_not_ask_why_a_program_that_failed_made_no_span(cli: Cli, tmp_p
 
     assert done.returncode == 1
     assert done.stderr.splitlines()[1] == (
-        "  warning: the program failed, and had made no span before"
+        "  warning: the program failed before its first span; its rollout is kept as failed"
     )
 
 

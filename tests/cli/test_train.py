@@ -11,7 +11,7 @@ from tests.cli.conftest import Cli
 from tests.trainer.made import record
 from tests.waiting import wait_until
 
-from lightning_otel import Store, Trainer
+from lightning_otel import Span, Store, Trainer
 
 AGENT = """
 import lightning_otel as lo
@@ -85,6 +85,7 @@ def test_what_cannot_be_trained_is_told(
     """With what to do, and the exit code of its kind."""
     monkeypatch.chdir(tmp_path)
     Path("bad.jsonl").write_text('"a"\n{oops\n')
+    Store(tmp_path / "store").add([Span("a" * 32, "b" * 16, None, "work", 1, 2)])
 
     done = cli("train", *given, "--store", tmp_path / "store")
 

@@ -208,6 +208,21 @@ def test_forward_stops_when_it_is_told_to(store: Store, endpoint: Endpoint, way:
     assert taken < 2  # mostly the interpreter's own end, on a busy machine
 
 
+def test_forward_once_counts_what_was_not_delivered(
+    store: Store, spawn: Callable[..., Any]
+) -> None:
+    """Nobody listens: so many wait, and wait on."""
+    with auto_trace(store=store):
+        emit_message("waits")
+    command = ["export", "otlp", "--to", f"http://127.0.0.1:{free_port()}", "--once"]
+
+    first, again = (spawn(*command, "--store", store.name) for _ in range(2))
+
+    assert (first.returncode, again.returncode) == (1, 1)
+    assert "0 spans delivered, 2 NOT delivered: " in first.stderr
+    assert "0 spans delivered, 2 NOT delivered: " in again.stderr
+
+
 def test_forward_once_tells_by_its_code_what_was_rejected(
     store: Store, endpoint: Endpoint, spawn: Callable[..., Any]
 ) -> None:

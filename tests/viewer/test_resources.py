@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.viewer.browsing import Shot, Visits, violations
-from tests.viewer.client import AskingOf
+from tests.viewer.client import Answer, AskingOf
 
 from lightning_otel import Resources, Store, auto_trace, emit_action, emit_reward
 from lightning_otel.serve.viewer.text_diff import Line, Piece, compare_lines, fold_lines
@@ -152,7 +153,7 @@ def test_forms_move_aliases(
     assert opened.aliases("prompt") == after
 
 
-@pytest.mark.parametrize("last", ["diff", "uses", "change"])
+@pytest.mark.parametrize("last", ["diff", "edit", "uses", "change"])
 def test_no_name_hides_behind_a_page(
     store: Store, opened: Resources, asking: AskingOf, last: str
 ) -> None:
@@ -168,7 +169,7 @@ def test_no_name_hides_behind_a_page(
     assert (own.status, f"I am {last}" in own.words) == (200, True)
     assert f"I am {last}" not in page.words
     assert (quoted.status, f"prompt/{last}@1 and @2" in quoted.text) == (200, True)
-    assert {"diff", "uses", "change"} == {each.rpartition("@")[2] for each in links}
+    assert {"diff", "edit", "uses", "change"} == {each.rpartition("@")[2] for each in links}
     assert {each.rpartition("@")[0] for each in links} == {f"/resources/prompt%2F{last}"}
 
 
@@ -231,6 +232,105 @@ def test_two_prompts_are_compared_and_one_promoted(
     assert Resources(State.beside(promotable)).aliases("prompt") == {"live": 2}
     assert page.get_by_role("button", name="Roll back to @1").count() == 1
     assert {name: each for name, each in found.items() if each} == {}
+
+
+@pytest.fixture
+def asked_for(store: Store) -> Resources:
+    """A prompt with a placeholder, live, and a task whose keys are recorded."""
+    found = Resources(State.beside(store))
+    found.publish("help", "Help in {city}.\n\u202eEnd.")
+    with auto_trace(store=store, task={"city": "Rome", "day": "Monday"}):
+        emit_action("done")
+    return found
+
+
+def test_prompt_is_edited_and_published_as_canary(
+    visit: Visits, store: Store, asked_for: Resources, shot: Shot
+) -> None:
+    """In a browser: text, difference, publication; then the comparison with its beginning."""
+    page = visit(store, "/resources/help")
+    page.get_by_role("link", name="Edit", exact=True).click()
+    box = page.get_by_label("Text")
+    box.fill(box.input_value().replace("Help", "Kindly help on {day}"))
+    page.get_by_role("button", name="Show the difference").click()
+    page.locator("ins").first.wait_for()
+    found, changed = violations(page), page.locator("ins").all_inner_texts()
+    shot(page)
+    page.get_by_label("Canary share").fill("0.25")
+    page.get_by_role("button", name="Publish as canary").click()
+    page.wait_for_url("**/resources/help@diff?a=1&b=2")
+
+    assert "".join(changed) == "Kindly help on {day}"
+    assert asked_for.get("help", 2).prompt.template == "Kindly help on {day} in {city}.\n\u202eEnd."
+    assert (asked_for.get("help", 2).parent, asked_for.canary_weight("help")) == (1, 0.25)
+    assert asked_for.aliases("help") == {"live": 1, "canary": 2}
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "reason"),
+    [
+        ({"text": "Help {country} in {city}."}, 400, "nobody fills in {country}."),
+        ({"text": "Help."}, 400, ": the placeholders {city} are gone."),
+        ({"text": " \r\n "}, 400, "has no text."),
+        ({"text": "Help in {city}.\r\n\u202eEnd."}, 400, "This is the text of @1."),
+        ({"share": "1"}, 400, "Share is 1."),
+        ({"share": "0"}, 400, "Share is 0."),
+        ({"share": "some"}, 400, "Share is 'some', which is not a number."),
+        ({"share": ""}, 400, "Share is '', which is not a number."),
+        ({"last_change": "0"}, 409, "Somebody changed help meanwhile."),
+        ({"last_change": "x"}, 409, "Somebody changed help meanwhile."),
+    ],
+)
+def test_form_that_cannot_be_published_keeps_its_text(
+    store: Store, asked_for: Resources, asking: AskingOf,
+    fields: dict[str, str], status: int, reason: str,
+) -> None:  # fmt: skip
+    """The reason stands on the page, with the text and the share; nothing is published."""
+    sent = {
+        "act": "publish", "parent": "1", "text": "Be kind in {city}.\nEnd <b>", "share": "0.5",
+        "last_change": str(asked_for.last_change("help")), **fields,
+    }  # fmt: skip
+
+    answer = asking(store).post("/resources/help@edit", **sent)
+    kept = re.search(r"<textarea[^>]*>\n([^<]*)</textarea>", answer.text)
+
+    assert (answer.status, reason in answer.words) == (status, True), answer.words
+    assert kept is not None
+    assert unescape(kept[1]) == sent["text"].replace("\r\n", "\n")
+    assert f'name="share" value="{sent["share"]}"' in unescape(answer.text)
+    assert len(asked_for.versions("help")) == 1
+
+
+def test_version_of_somebody_else_is_not_overwritten(
+    store: Store, asked_for: Resources, asking: AskingOf
+) -> None:
+    """The page names it; the same form sent again, now that it was seen, goes after it."""
+    asked = asking(store)
+    page = asked.get("/resources/help@edit").text
+    asked_for.publish("help", "Another in {city}.")
+
+    def send(page: str) -> Answer:
+        (seen,) = re.findall(r'name="last_change" value="(\d+)"', page)
+        fields = {"text": "Mine in {city}.", "share": "0.5", "last_change": seen, "parent": "1"}
+        return asked.post("/resources/help@edit", act="publish", **fields)
+
+    late = send(page)
+    again = send(late.text)
+
+    assert (late.status, "The newest version is @2" in late.words) == (409, True)
+    assert (again.status, asked_for.aliases("help")) == (303, {"live": 1, "canary": 3})
+    assert asked_for.get("help", 2).prompt.template == "Another in {city}."
+
+
+def test_only_prompts_are_edited(store: Store, asked_for: Resources, asking: AskingOf) -> None:
+    """An endpoint says by which command; a version that is not there is not."""
+    asked_for.publish("model", {"model": "small"})
+    asked = asking(store)
+
+    assert "only prompts are edited here" in asked.get("/resources/model@edit").words
+    assert "@edit" not in asked.get("/resources/model").text
+    assert asked.get("/resources/help@edit?version=7").status == 404
 
 
 TEXTS = st.lists(st.text("ab \n.", max_size=12).map(lambda text: text.replace("\n", "")))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.algorithms.checkpoint import replace_folder
-from lightning_otel.errors import ConfigError, NotFoundError, NotInstalledError
+from lightning_otel.errors import ConfigError, NotFoundError, NotInstalledError, install_command
 from lightning_otel.types import Resource
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def library(name: str) -> Any:
     except ImportError as exc:
         raise NotInstalledError(
             f"training of weights needs {name}, which cannot be imported ({exc}); "
-            f"pip install 'lightning-otel[{EXTRA}]'"
+            f"{install_command(EXTRA)}"
         ) from exc
 
 

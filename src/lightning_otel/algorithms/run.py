@@ -25,6 +25,7 @@ from lightning_otel.errors import (
     LightningOtelError,
     NotFoundError,
     NotInstalledError,
+    install_command,
 )
 from lightning_otel.resources import bodies
 from lightning_otel.state.runs import RunStatus
@@ -155,7 +156,7 @@ class Run:
                 raise
             raise NotInstalledError(
                 f"{name_of(self._algorithm)} needs {exc.name}, which is not installed; "
-                f"pip install 'lightning-otel[{self._algorithm.extra}]'"
+                f"{install_command(self._algorithm.extra)}"
             ) from exc
 
     def _restore_checkpoint(self) -> None:

@@ -22,7 +22,7 @@ from lightning_otel.adapter.rows import rows_of
 from lightning_otel.adapter.tokens import NO_IDS
 from lightning_otel.algorithms.groups import NO_LOGPROBS
 from lightning_otel.dataset import Store
-from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError
+from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError, install_command
 from lightning_otel.state import State
 from lightning_otel.state.queue import Queue
 from lightning_otel.types import Mode, Trajectory
@@ -210,6 +210,6 @@ def _load_verl() -> Any:
         return import_module(_LIBRARY)
     except ImportError as exc:
         raise NotInstalledError(
-            f"this needs verl, which cannot be imported ({exc}); pip install "
-            "'lightning-otel[verl]' in an environment of its own"
+            f"this needs verl, which cannot be imported ({exc}); "
+            f"{install_command('verl')} in an environment of its own"
         ) from exc

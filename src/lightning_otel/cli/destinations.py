@@ -22,6 +22,8 @@ from lightning_otel.types import Span
 from lightning_otel.types.conventions import SPAN_ROLLOUT
 
 _NOT_DELIVERED = 1
+_MOST_COUNTED = 100_000
+"""Spans not delivered that are counted."""
 
 
 @click.command(short_help="The whole store in one DuckDB file.")
@@ -100,7 +102,10 @@ def otlp(
         while forwarder.is_running and not stop.wait(0.02):
             pass
         is_done = forwarder.finish()
-    tell_forwarding(forwarder, 0 if is_done else None)
+    pending = 0 if is_done else None
+    if once and not is_done and not forwarder.is_running:
+        pending = len(_open_follower(opened, rollout, name, endpoint.url).batch(_MOST_COUNTED))
+    tell_forwarding(forwarder, pending)
     if forwarder.error is not None:
         raise forwarder.error
     is_whole = is_done and not forwarder.rejected
@@ -140,7 +145,8 @@ def tell_forwarding(forwarder: Forwarder, pending: int | None, *, is_quiet: bool
     for reason, number in forwarder.rejected.most_common():
         text += f", {number} REJECTED: {reason}"
     if pending or pending is None:
-        text += f", {pending or 'some'} NOT delivered: {forwarder.why}"
+        more = "+" if pending == _MOST_COUNTED else ""
+        text += f", {pending or 'some'}{more} NOT delivered: {forwarder.why}"
     print_note(text)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import click
 
 from lightning_otel.cli import print_error
+from lightning_otel.cli.names import METRIC, RUN
 from lightning_otel.cli.options import (
     COUNT,
     Form,
@@ -31,6 +32,7 @@ from lightning_otel.cli.output import (
 )  # fmt: skip
 from lightning_otel.errors import QueryError
 from lightning_otel.types.report import Dimension
+from lightning_otel.types.text import format_number
 from lightning_otel.views.nouns import ATTEMPTS, FAILURES, word_error
 from lightning_otel.views.traces import TRACES
 
@@ -119,7 +121,7 @@ def _word_rows(rows: Sequence[dict[str, Any]], nouns: Sequence[str]) -> None:
         row["tokens"] = f"{row['input_tokens'] or 0}→{row['output_tokens'] or 0}"
         row["duration"] = format_ns(row["end_ns"] - row["start_ns"])
         for name in ("cost", "reward"):
-            row[name] = None if row[name] is None else float(f"{row[name]:.4g}")
+            row[name] = None if row[name] is None else float(format_number(row[name]))
 
 
 def _short_ids(ids: Sequence[str], shortest: int) -> dict[str, str]:
@@ -286,13 +288,13 @@ def run_query(
 
 
 @click.command()
-@click.argument("metrics", nargs=-1, metavar="[METRIC]...")
+@click.argument("metrics", nargs=-1, metavar="[METRIC]...", type=METRIC)
 @click.option(
     "--by",
     type=click.Choice(["rollout", "time", "step", "version"]),
     help="Horizontal axis.",
 )
-@click.option("--run", "runs", multiple=True, metavar="ID",
+@click.option("--run", "runs", multiple=True, metavar="ID", type=RUN,
               help="Metrics that this training run logged; a prefix, or @last.")  # fmt: skip
 @click.option("--mode", help="Only rollouts of this mode, such as val.")
 @when_options

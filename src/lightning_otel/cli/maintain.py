@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lightning_otel.cli.options import ID, Form, find_rollout_id, format_option, store_option
+from lightning_otel.cli.names import ID
+from lightning_otel.cli.options import Form, find_rollout_id, format_option, store_option
 from lightning_otel.cli.output import (
     count_noun,
     format_leftover,

@@ -18,7 +18,12 @@ import click
 
 from lightning_otel.cli.options import store_option
 from lightning_otel.cli.output import json_text, to_json_value
-from lightning_otel.errors import ConfigError, LightningOtelError, NotInstalledError
+from lightning_otel.errors import (
+    ConfigError,
+    LightningOtelError,
+    NotInstalledError,
+    install_command,
+)
 from lightning_otel.types.instants import instant_ns
 from lightning_otel.types.report import Dimension
 from lightning_otel.types.text import visible
@@ -97,7 +102,7 @@ def mcp(store: str | None) -> None:
         import_module("mcp.server")
     except ModuleNotFoundError as exc:
         raise NotInstalledError(
-            "the MCP server needs the SDK mcp; run: pip install 'lightning-otel[mcp]'"
+            f"the MCP server needs the SDK mcp; run: {install_command('mcp')}"
         ) from exc
     from lightning_otel import config
     from lightning_otel.dataset import Store
@@ -264,7 +269,7 @@ def _import_server() -> tuple[Any, Any, Any]:
         except ModuleNotFoundError:
             continue
     raise NotInstalledError(
-        "this release of mcp has no server we know; run: pip install 'lightning-otel[mcp]'"
+        "this release of mcp has no server we know; run: " + install_command("mcp")
     )
 
 

@@ -1,8 +1,7 @@
-"""Options and arguments that commands share: formats, times, ids, functions; and completion."""
+"""Options and arguments that commands share: formats, times, ids, functions."""
 
 import importlib
 import importlib.util
-import re
 import signal
 import sys
 import time
@@ -13,8 +12,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
 
 import click
-from click.shell_completion import CompletionItem
 
+from lightning_otel.cli.names import AGENT, AGENT_NAME, ID, MODEL, REWARD, TOOL
 from lightning_otel.errors import ConfigError
 from lightning_otel.types.instants import instant_ns
 from lightning_otel.views.table import WHEN, Filter
@@ -27,10 +26,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 Form = Literal["json", "jsonl", "csv"]
 """How data is printed for machines; for people, where none is asked for."""
 
-_MOST_COMPLETED: Final = 50
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 _STEP_S: Final = 0.02
-_WORD: Final = re.compile(r"[\w@.:~+/-]+", re.ASCII)
 
 
 def _inherit_store(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -72,47 +69,15 @@ class When(click.ParamType):  # type: ignore[type-arg]  # older versions of Clic
             self.fail(str(exc), param, ctx)
 
 
-class _StoredName(click.ParamType):  # type: ignore[type-arg]  # older versions of Click take none
-    """A name that may stand in the store on this disk, whose own names complete it."""
-
-    def __init__(self, name: str, query: str, *words: str) -> None:
-        self.name = name
-        self._query = query
-        self._words = words
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        from lightning_otel.dataset import Store
-        from lightning_otel.errors import LightningOtelError
-
-        try:
-            opened = Store(ctx.params.get("store"))
-            is_there = opened.layout is not None and opened.layout.exists()
-            rows = opened.sql(self._query) if is_there else ()
-            names = [*self._words, *(str(row["v"]) for row in rows)]
-        except (LightningOtelError, OSError):
-            names = list(self._words)
-        # A shell puts them into the line as they are: what it would take for more than a word is
-        # not offered, as agents and ids are named by whoever was recorded.
-        matches = [name for name in names if name.startswith(incomplete) and _WORD.fullmatch(name)]
-        return [CompletionItem(match) for match in matches[:_MOST_COMPLETED]]
-
-
-ID: Final = _StoredName(
-    "ID", "SELECT rollout_id AS v FROM rollouts ORDER BY start_ns DESC", "@last"
-)
-"""The beginning of an id, ``@last``, ``@last~2``."""
-AGENT: Final = _StoredName(
-    "PATTERN", "SELECT DISTINCT agent AS v FROM spans WHERE agent IS NOT NULL ORDER BY 1"
-)
-"""An agent's name, or a pattern of names."""
 COUNT: Final = click.IntRange(1, 1_000_000_000)
 """A number of things, which any database can take."""
 _KINDS: Final[Mapping[type, Any]] = {
     date: When(), int: int, str: str, float: float, bool: bool, tuple: str
 }  # fmt: skip
-_NAMED: Final[Mapping[str, Any]] = {"agents": AGENT, "rollout_id": ID}
+_NAMED: Final[Mapping[str, Any]] = {
+    "agent": AGENT_NAME, "agents": AGENT, "model": MODEL, "reward": REWARD, "rollout_id": ID,
+    "tool": TOOL,
+}  # fmt: skip
 """Options whose values the store completes."""
 _SHORT: Final = {"rollout_id": "--rollout", "include_incomplete": "--incomplete"}
 """Other spellings of options."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, get_args
 import click
 
 from lightning_otel.cli import SuggestingGroup
+from lightning_otel.cli.names import QUEUED
 from lightning_otel.cli.options import COUNT, Form, format_option, store_option
 from lightning_otel.cli.output import (
     count_noun,
@@ -108,7 +109,7 @@ def resume(store: str | None) -> None:
 
 
 @queue.command()
-@click.argument("rollout_ids", metavar="ROLLOUT…", nargs=-1, required=True)
+@click.argument("rollout_ids", metavar="ROLLOUT…", type=QUEUED, nargs=-1, required=True)
 @click.option("--reason", default="", help="Reason, kept with the rollout.")
 @store_option
 def cancel(store: str | None, rollout_ids: Sequence[str], reason: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lightning_otel.cli import SuggestingGroup
+from lightning_otel.cli.names import RESOURCE
 from lightning_otel.cli.options import Form, format_option, store_option
 from lightning_otel.cli.output import (
     count_noun,
@@ -78,7 +79,7 @@ def list_resources(form: Form | None, store: str | None) -> None:
 
 
 @resources.command()
-@click.argument("target", metavar="NAME[@VERSION]")
+@click.argument("target", metavar="NAME[@VERSION]", type=RESOURCE)
 @format_option
 @store_option
 def show(target: str, form: Form | None, store: str | None) -> None:
@@ -125,7 +126,7 @@ def _print_body(resource: "Resource") -> None:
 
 
 @resources.command()
-@click.argument("name")
+@click.argument("name", metavar="NAME", type=RESOURCE)
 @click.argument("body", required=False)
 @click.option("--file", "path", type=_FILE, help="Read the body from a file.")
 @click.option("--kind", type=_KINDS, help="Kind of resource; guessed by default.")
@@ -154,7 +155,7 @@ def publish(
 
 
 @resources.command()
-@click.argument("name")
+@click.argument("name", metavar="NAME", type=RESOURCE)
 @click.argument("alias")
 @click.argument("version")
 @_WEIGHT
@@ -172,7 +173,7 @@ def alias(name: str, alias: str, version: str, weight: float | None, store: str 
 
 
 @resources.command()
-@click.argument("name")
+@click.argument("name", metavar="NAME", type=RESOURCE)
 @click.option("--if-better", is_flag=True, help="Only if it is significantly better than live.")
 @_UNPAIRED
 @_RANGE
@@ -196,7 +197,7 @@ def promote(name: str, if_better: bool, store: str | None, **options: Any) -> No
 
 
 @resources.command()
-@click.argument("name")
+@click.argument("name", metavar="NAME", type=RESOURCE)
 @click.option("--reason", default="", help="Reason, kept with the version.")
 @click.option(
     "--if-worse",
@@ -224,7 +225,7 @@ def withdraw(name: str, reason: str, if_worse: bool, store: str | None, **option
 
 
 @resources.command()
-@click.argument("name")
+@click.argument("name", metavar="NAME", type=RESOURCE)
 @store_option
 def rollback(name: str, store: str | None) -> None:
     """Make the previous version live again.
@@ -237,7 +238,7 @@ def rollback(name: str, store: str | None) -> None:
 
 
 @resources.command()
-@click.argument("name")
+@click.argument("name", metavar="NAME", type=RESOURCE)
 @click.argument("a", default="live")
 @click.argument("b", default="canary")
 @_UNPAIRED

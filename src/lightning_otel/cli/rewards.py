@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from lightning_otel.cli.maintain import settle_pending_feedback
+from lightning_otel.cli.names import ID, REWARD
 from lightning_otel.cli.options import (
-    ID,
     Form,
     find_rollout_id,
     format_option,
@@ -43,7 +43,9 @@ _COUNTS: Final = (
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("target", metavar="ID", type=ID)
 @click.argument("value", type=float, required=False)
-@click.option("--name", default="primary", help="Name of the reward.", show_default=True)
+@click.option(
+    "--name", type=REWARD, default="primary", help="Name of the reward.", show_default=True
+)
 @click.option("--retract", is_flag=True, help="Retract the reward whose span ID names.")
 @store_option
 def reward(target: str, value: float | None, name: str, retract: bool, store: str | None) -> None:
@@ -88,7 +90,11 @@ def reward(target: str, value: float | None, name: str, retract: bool, store: st
 @click.option("--model", metavar="NAME", help="The chat model that judges by a rubric.")
 @click.option("--base-url", metavar="URL", help="That model's server, if it is not OpenAI's.")
 @click.option(
-    "--labels", "label", metavar="NAME", help="Compare with this reward, which people gave."
+    "--labels",
+    "label",
+    metavar="NAME",
+    type=REWARD,
+    help="Compare with this reward, which people gave.",
 )
 @click.option("--with-failed", is_flag=True, help="Score rollouts that failed, too.")
 @rollout_option

@@ -42,7 +42,7 @@ _QUESTION = (
 )
 _NO_SPAN = f"the program made no span; {_QUESTION}"
 _NO_CALL = f"no request to a model was recorded; {_QUESTION}"
-_FAILED_FIRST = "the program failed, and had made no span before"
+_FAILED_FIRST = "the program failed before its first span; its rollout is kept as failed"
 
 
 # What stands after the program's name is the program's.

@@ -12,7 +12,7 @@ import click
 
 from lightning_otel.cli.options import store_option
 from lightning_otel.cli.output import count_noun, print_note
-from lightning_otel.errors import ConfigError, NotInstalledError
+from lightning_otel.errors import ConfigError, NotInstalledError, install_command
 from lightning_otel.store.files import read_token
 from lightning_otel.types.html import render_link_page
 
@@ -50,9 +50,7 @@ def serve(
         from lightning_otel.serve import server
     except ModuleNotFoundError as exc:
         missing = str(exc.name).partition(".")[0]
-        raise NotInstalledError(
-            f"serve needs {missing}; run: pip install 'lightning-otel[serve]'"
-        ) from exc
+        raise NotInstalledError(f"serve needs {missing}; run: {install_command('serve')}") from exc
     from lightning_otel.dataset import Store
 
     opened = Store(store)
@@ -79,6 +77,8 @@ def serve(
     if is_opened and not is_kept:
         folder = Path(tempfile.mkdtemp(prefix="lightning-otel-"))
     opener = folder / _OPENER
+
+    is_link = is_link or (sys.stdout.isatty() and not token)
 
     def tell_address() -> None:
         click.echo(link if is_link else listener.url)

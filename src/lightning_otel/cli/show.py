@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lightning_otel.cli.options import ID, Form, format_option, store_option
+from lightning_otel.cli.names import ID
+from lightning_otel.cli.options import Form, format_option, store_option
 from lightning_otel.cli.output import (
     count_noun,
     line_printer,

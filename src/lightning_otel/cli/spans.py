@@ -12,7 +12,7 @@ from lightning_otel.messages import objects
 from lightning_otel.receivers.documents import OURS
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
-from lightning_otel.types.text import one_line
+from lightning_otel.types.text import format_number, one_line
 from lightning_otel.views.folding import Gap, children_of
 from lightning_otel.views.messages import first_answer, new_input, word_messages
 from lightning_otel.views.trace import Kind, Row, SpanKey, Trace, kind_of
@@ -133,7 +133,8 @@ def _describe_row(
     row, step = rows[position], rows[position].step
     span, preview = row.span, previews.get(row.key, "")
     is_lasting = row.kind != "reward" and (span.end_ns or 0) > span.start_ns
-    reward = "" if step is None or step.reward is None else f"reward {step.reward:g}"
+    value = None if step is None else step.reward
+    reward = "" if value is None else f"reward {format_number(value, 6)}"
     pieces = [
         (row.label, _STYLES_OF_CALLS),
         (_title_of(row, preview), "" if row.label else _STYLES.get(row.kind, "")),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lightning_otel.cli.options import AGENT, Stop, When, store_option
+from lightning_otel.cli.names import AGENT
+from lightning_otel.cli.options import Stop, When, store_option
 from lightning_otel.cli.output import (
     count_noun,
     json_text,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lightning_otel.algorithms.options import RunConfig, TrainingOptions
+from lightning_otel.cli.names import ALGORITHM, RUN
 from lightning_otel.cli.options import (
     Form,
     Stop,
@@ -36,7 +37,7 @@ _COLUMNS = ("run_id", "algorithm", "status", "step", "reason")
 
 
 @click.command()
-@click.argument("algorithm", required=False)
+@click.argument("algorithm", metavar="[ALGORITHM]", type=ALGORITHM, required=False)
 @click.option("--agent", metavar="MODULE:NAME", help="Agent that runs the tasks.")
 @click.option("--tasks", type=_FILE, help="Training tasks, as JSON lines.")
 @click.option("--val", type=_FILE, help="Held-out tasks; a better version on them becomes live.")
@@ -44,7 +45,7 @@ _COLUMNS = ("run_id", "algorithm", "status", "step", "reason")
               help="An option of the algorithm; may be repeated.")  # fmt: skip
 @filter_options(list_options(TrainingOptions, RunConfig))
 @click.option("--follow", is_flag=True, help="Wait for new rollouts until stopped.")
-@click.option("--resume", metavar="RUN", help="Continue a run (@last) or a checkpoint.")
+@click.option("--resume", metavar="RUN", type=RUN, help="Continue a run (@last) or a checkpoint.")
 @click.option("--save", metavar="FOLDER", help="Copy the last checkpoint there.")
 @click.option("--worker", "is_worker", is_flag=True,
               help="Run the training requested by HTTP, until stopped.")  # fmt: skip
@@ -87,6 +88,8 @@ def train(
         return
     if algorithm is None:
         raise ConfigError(f"no algorithm is named; there are {', '.join(algorithms.names())}")
+    if loaded is None and not train_tasks and not follow:
+        _require_store(store)
     trainer = make(algorithm, {})
     if resume:
         trainer.resume_from_checkpoint(resume)
@@ -99,6 +102,15 @@ def train(
     row = _describe_fit(fit)
     print_data(form, [row], document=row)
     _tell_fit(fit, store)
+
+
+def _require_store(store: str | None) -> None:
+    """Refuse to learn from rollouts where there is no store: to look makes none."""
+    from lightning_otel.dataset import Store
+
+    layout = Store(store).layout
+    if layout is not None:
+        layout.require()
 
 
 def _work_until_signal(

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_otel.errors import ConfigError, NotInstalledError
+from lightning_otel.errors import ConfigError, NotInstalledError, install_command
 from lightning_otel.messages.chat import messages_of, tools_of
 from lightning_otel.messages.media import to_text
 from lightning_otel.types import Message
 from lightning_otel.types.values import parse_json
 
-_EXTRA = "pip install 'lightning-otel[drift]'"
+_EXTRA = install_command("drift")
 _RENDERER = "transformers.utils.chat_template_utils"
 _PART = "{'type': 'text'"
 """Parts that a template of texts has written as they are."""

@@ -14,7 +14,7 @@ from lightning_otel.dataset import Store
 from lightning_otel.demo.agent import solve
 from lightning_otel.demo.policy import STYLES, ToyPolicy, style_of
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.errors import ConfigError, NotInstalledError
+from lightning_otel.errors import ConfigError, NotInstalledError, install_command
 from lightning_otel.messages import plain_text
 from lightning_otel.tracing import auto_trace
 from lightning_otel.tracing.emitters import emit_reward
@@ -152,6 +152,6 @@ def _import_openai() -> Any:
     except ImportError as exc:
         raise NotInstalledError(
             "the demo talks through the openai client, which is not installed; "
-            "pip install 'lightning-otel[demo]'"
+            f"{install_command('demo')}"
         ) from exc
     return openai.OpenAI

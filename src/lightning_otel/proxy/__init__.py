@@ -20,12 +20,12 @@ from opentelemetry.context import Context
 
 from lightning_otel import config
 from lightning_otel.dialects import Dialect
-from lightning_otel.errors import NotInstalledError
+from lightning_otel.errors import NotInstalledError, install_command
 
 try:
     from lightning_otel.proxy.connections import Program, Server
 except ModuleNotFoundError as exc:
-    text = f"the proxy needs {exc.name}; run: pip install 'lightning-otel[proxy]'"
+    text = f"the proxy needs {exc.name}; run: {install_command('proxy')}"
     raise NotInstalledError(text) from exc
 from lightning_otel.proxy.routes import Destination, Upstream, server_address
 

@@ -64,6 +64,7 @@ class Resources:
         metrics: Mapping[str, float] | None = None,
         alias: str | None = None,
         weight: float | None = None,
+        last_change: int | None = None,
     ) -> Resource:
         """Publish a version; a body that the newest version has stays that version.
 
@@ -78,8 +79,11 @@ class Resources:
             alias: Its alias, such as ``live`` or ``canary``; by default none, but a
                 name's first version goes live.
             weight: The share of a canary, as :meth:`set_alias` takes it.
+            last_change: Publish only if nothing of the name changed since :meth:`last_change` said
+                so.
 
         Raises:
+            ChangedError: Something did.
             ConfigError: It does not parse, or the name holds another kind.
             NotFoundError: There is no such parent.
         """
@@ -87,7 +91,7 @@ class Resources:
         found_kind, text = bodies.check_body(name, body, kind)
         measured = bodies.check_metrics(metrics or {})
         bodies.check_alias(alias or LIVE, weight)
-        with self._begin_change(name) as entry:
+        with self._begin_change(name, last_change=last_change) as entry:
             newest = entry.newest()
             if newest is not None and newest.kind != found_kind:
                 raise ConfigError(
@@ -165,6 +169,11 @@ class Resources:
         """Return the number of the change by which an alias of a name moved last; 0 if none did."""
         with self._begin_read() as connection:
             return tables.Entry(connection, name).last_move()
+
+    def last_change(self, name: str) -> int:
+        """Return the number of the last publication or move of an alias; 0 if there was none."""
+        with self._begin_read() as connection:
+            return tables.Entry(connection, name).last_change()
 
     def set_alias(
         self,
@@ -365,12 +374,16 @@ class Resources:
         return standings
 
     @contextlib.contextmanager
-    def _begin_change(self, name: str, last_move: int | None = None) -> "Iterator[tables.Entry]":
+    def _begin_change(
+        self, name: str, last_move: int | None = None, last_change: int | None = None
+    ) -> "Iterator[tables.Entry]":
         self.state.ensure(*tables.ALL)
         with self.state.change() as connection:
             take_lock(connection, tables.LOCK)
             entry = tables.Entry(connection, name, self.state.now_ns())
-            if last_move is not None and entry.last_move() != last_move:
+            if last_move not in (None, entry.last_move()) or (
+                last_change not in (None, entry.last_change())
+            ):
                 raise ChangedError(
                     f"somebody changed {name} meanwhile; look at it again, and then decide"
                 )

@@ -156,6 +156,11 @@ class Entry:
         where = (CHANGES.c.name == self.name, CHANGES.c.alias != "")
         return self._connection.scalar(query.where(*where)) or 0
 
+    def last_change(self) -> int:
+        """Return the number of the last publication or move; 0 if there was none."""
+        query = sa.select(sa.func.max(CHANGES.c.n)).where(CHANGES.c.name == self.name)
+        return self._connection.scalar(query) or 0
+
     def insert(self, **columns: Any) -> Resource:
         """Keep a version and return it."""
         row = {"name": self.name, "created_ns": self._now_ns, **columns}

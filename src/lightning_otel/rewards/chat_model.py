@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from lightning_otel.errors import ConfigError, NotInstalledError
+from lightning_otel.errors import ConfigError, NotInstalledError, install_command
 
 Model = Callable[[str], str | None]
 """Takes a prompt; returns the answer's text, None if it has none."""
@@ -52,7 +52,7 @@ def connect_chat(noun: str, model: str, base_url: str | None, timeout_s: float) 
     except ModuleNotFoundError as exc:
         raise NotInstalledError(
             f"the {noun} {model!r} is reached through the openai client, which is not installed; "
-            "pip install 'lightning-otel[openai]', or give a function in its place"
+            f"{install_command('openai')}, or give a function in its place"
         ) from exc
     try:
         return Chat(noun, model, openai.OpenAI(base_url=base_url, timeout=timeout_s))

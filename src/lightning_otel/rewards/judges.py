@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 
-from lightning_otel.errors import ConfigError, NotInstalledError
+from lightning_otel.errors import ConfigError, NotInstalledError, install_command
 from lightning_otel.rewards.chat_model import Model, connect_chat
 from lightning_otel.rewards.functions import JudgeError, Score
 
@@ -125,7 +125,7 @@ def json_schema(schema: Mapping[str, Any], *, name: str = "json_schema") -> Judg
         import jsonschema  # type: ignore[import-untyped]
     except ModuleNotFoundError as exc:
         raise NotInstalledError(
-            "schemas are checked by jsonschema; pip install 'lightning-otel[judges]'"
+            f"schemas are checked by jsonschema; {install_command('judges')}"
         ) from exc
     validator_class = jsonschema.validators.validator_for(schema)
     try:

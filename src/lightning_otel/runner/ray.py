@@ -6,7 +6,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from lightning_otel.errors import ConfigError, NotInstalledError
+from lightning_otel.errors import ConfigError, NotInstalledError, install_command
 from lightning_otel.runner.agents.functions import by_value
 from lightning_otel.runner.worker import Runner
 from lightning_otel.state import State
@@ -18,7 +18,7 @@ def make_starter(state: State, options: Mapping[str, Any]) -> "Callable[..., Act
         ray = import_module("ray")
     except ModuleNotFoundError as exc:
         raise NotInstalledError(
-            "workers on Ray need the extra ray; pip install 'lightning-otel[ray]'"
+            f"workers on Ray need the extra ray; {install_command('ray')}"
         ) from exc
     if not ray.is_initialized():
         ray.init()

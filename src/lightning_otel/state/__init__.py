@@ -12,7 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
-from lightning_otel.errors import ConfigError, NotInstalledError, StateError, disk_remedy
+from lightning_otel.errors import (
+    ConfigError,
+    NotInstalledError,
+    StateError,
+    disk_remedy,
+    install_command,
+)
 from lightning_otel.store.files import write_private
 from lightning_otel.store.layout import STATE_VERSION, Layout, check_state
 
@@ -20,7 +26,7 @@ try:
     import sqlalchemy as sa
 except ModuleNotFoundError as exc:
     raise NotInstalledError(
-        "rollouts, resources and training need SQLAlchemy; pip install 'lightning-otel[learn]'"
+        f"rollouts, resources and training need SQLAlchemy; {install_command('learn')}"
     ) from exc
 
 if TYPE_CHECKING:

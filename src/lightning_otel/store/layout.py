@@ -170,6 +170,11 @@ class Layout:
             stores = [path.with_suffix("") for path in self.catalogue.parent.glob("*.duckdb.d")]
             rivals = [path for path in stores if path != self.catalogue and Layout(path).exists()]
             other = f"there is {min(rivals)}: name it with --store; or " if rivals else ""
+            if self.catalogue.is_file() and not self.root.exists():
+                raise StoreError(
+                    f"{self.catalogue} is a database of its own, such as export duckdb writes, and "
+                    "no store; query it with duckdb, or name the store it came from with --store"
+                )
             if self.root.exists():
                 other = f"{self.root} has no manifest: put its copy back; {other}"
             raise StoreMissingError(

@@ -65,10 +65,14 @@ def emit_reward(
         The reward's span id; None if nothing records here and no target was named.
 
     Raises:
-        ConfigError: The reward is not a finite number, the primary one is not named, or ``match``
-            has no rollout to look in.
+        ConfigError: The reward is not a finite number, the primary one is not named, the span id is
+            none, or ``match`` has no rollout to look in.
     """
     award = _reward_attributes(reward, score if value is None else value, primary)
+    if span_id and not _SPAN_ID.fullmatch(str(span_id)):
+        raise ConfigError(
+            f"span_id={span_id!r:.60} is no span id; write its 16 hex digits, or leave it out"
+        )
     targets = _target_attributes(span_id, response_id, rollout_id, match)
     facts = {**(attributes or {}), **award, **targets}
     has_target = bool(span_id or response_id or rollout_id)

@@ -1,7 +1,7 @@
 """Rollouts of an agent, and its resources: prompts, endpoints, weights."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -17,6 +17,11 @@ ResourceKind: TypeAlias = Literal["prompt", "endpoint", "weights"]
 """Kind of a resource: a prompt with examples; a model's address and sampling; a model's files."""
 
 _PLACEHOLDER: Final = re.compile(r"\{\{([^\W\d]\w*)\}\}|\{([^\W\d]\w*)\}")
+
+
+def brace_names(names: Iterable[str]) -> str:
+    """Return placeholders as they are written in a template."""
+    return ", ".join(f"{{{name}}}" for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,21 @@ class Prompt:
         """The names to be filled in, each once, in order."""
         names = (match[2] for match in _PLACEHOLDER.finditer(self.template))
         return tuple(dict.fromkeys(name for name in names if name is not None))
+
+    def compare_placeholders(self, template: str, others: Collection[str] = ()) -> str:
+        """Return the reason why another template does not fit the same task; empty if it does.
+
+        Args:
+            template: The other template.
+            others: Names that are filled in besides those of this prompt.
+        """
+        old, new = set(self.placeholders), set(Prompt(template).placeholders)
+        if old - new:
+            return f"the placeholders {brace_names(sorted(old - new))} are gone"
+        if unknown := new - old - set(others):
+            names = brace_names(sorted(unknown))
+            return f"nobody fills in {names}; double the braces of what is meant as text"
+        return ""
 
     def format(self, /, **values: object) -> str:
         """The text with every placeholder filled in; values that it does not ask for are not used.

@@ -41,6 +41,11 @@ def visible(text: object) -> str:
     return HIDDEN.sub(lambda match: f"‹U+{ord(match[0]):04X}›", line.replace("\r\n", "\n"))
 
 
+def format_number(value: float, digits: int = 4) -> str:
+    """Format a number for people; what binary fractions leave of a sum that is zero is 0."""
+    return f"{round(value, 12) + 0.0:.{digits}g}"
+
+
 def csv_cell(value: object, text: str) -> str:
     """Return a value's text in CSV, with a quote before what spreadsheets run as a formula."""
     is_number = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)

@@ -280,9 +280,12 @@ class Trajectory:
         return html.render_table(columns, cells, note, title=f"trajectory of {self._told()}")
 
     def _told(self) -> str:
+        from lightning_otel.types.text import format_number
+
         rewards = [step.reward for step in self.transitions if step.reward is not None]
         count = len(self.transitions)
-        earned = f"{sum(rewards):g} in {len(rewards)} rewards" if rewards else "no reward"
+        total = format_number(sum(rewards), 6)
+        earned = f"{total} in {len(rewards)} rewards" if rewards else "no reward"
         earned = f"reward {rewards[0]:g}" if len(rewards) == 1 else earned
         return (
             f"{self.rollout_id}, attempt {self.attempt_id}, {self.agent or 'nobody named'}, "

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from lightning_otel.adapter.rewards import reward_words
 from lightning_otel.types import conventions as c
 from lightning_otel.types.html import escape, render_svg_text
-from lightning_otel.types.text import count_noun
+from lightning_otel.types.text import count_noun, format_number
 from lightning_otel.views.folding import Gap, children_of, select_rows
 from lightning_otel.views.trace import Row, Trace
 
@@ -213,7 +213,7 @@ class _Picture:
         if node.cause:
             words.append(node.cause.replace("_", " "))
         if step is not None and step.reward is not None:
-            words.append(f"reward {step.reward:g}")
+            words.append(f"reward {format_number(step.reward, 6)}")
         if span.is_incomplete and not node.left_out.startswith("incomplete"):
             words.append("incomplete")
         if node.repair:

@@ -18,7 +18,13 @@ from lightning_otel.algorithms.apo.texts import AGENT, Candidate, TaskSet, Texts
 from lightning_otel.algorithms.base import BaseAlgorithm, unknown_option
 from lightning_otel.algorithms.run import Run
 from lightning_otel.dataset import Store
-from lightning_otel.errors import ConfigError, NotFoundError, NotInstalledError, TrainingError
+from lightning_otel.errors import (
+    ConfigError,
+    NotFoundError,
+    NotInstalledError,
+    TrainingError,
+    install_command,
+)
 from lightning_otel.rewards.chat_model import Chat, Model, connect_chat
 from lightning_otel.types import Resource
 
@@ -343,7 +349,10 @@ def _check_candidate(texts: Texts, candidate: str | Mapping[str, str]) -> Candid
 
 def _check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     if find_spec("gepa") is None:
-        raise NotInstalledError("APO needs gepa; pip install 'lightning-otel[apo]'")
+        more = [] if find_spec("openai") else ["openai"]  # by which a model is reached
+        raise NotInstalledError(
+            f"APO needs {' and '.join(['gepa', *more])}; {install_command('apo', *more)}"
+        )
     for name in options.keys() - set(_PASSED):
         raise unknown_option(APO, name, _PASSED, f"gepa's {', '.join(_PASSED)}")
     return options

@@ -17,6 +17,7 @@ from lightning_otel.rewards.chat_model import Chat, Model
 from lightning_otel.tracing import auto_trace
 from lightning_otel.tracing.emitters import emit_object
 from lightning_otel.types import Conversation, Prompt, Resource, Trajectory
+from lightning_otel.types.rollouts import brace_names
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -101,13 +102,7 @@ class Texts:
             return "the text is empty"
         if any("\ud800" <= letter <= "\udfff" for letter in template):
             return "the text has half a letter (a lone surrogate) in it"
-        want, have = set(self.placeholders(name)), set(Prompt(template).placeholders)
-        if want - have:
-            return f"the placeholders {_brace_names(sorted(want - have))} are gone"
-        if have - want:
-            new = _brace_names(sorted(have - want))
-            return f"nobody fills in {new}; double the braces of what is meant as text"
-        return ""
+        return Prompt(self.seed[name]).compare_placeholders(template)
 
 
 def is_examples(name: str) -> bool:
@@ -118,10 +113,6 @@ def is_examples(name: str) -> bool:
 def write_examples(examples: Iterable[Mapping[str, Any]]) -> str:
     """Return chat messages as the text that the search sees."""
     return json.dumps(list(examples), ensure_ascii=False, sort_keys=True)
-
-
-def _brace_names(names: Iterable[str]) -> str:
-    return ", ".join(f"{{{name}}}" for name in names)
 
 
 class Shots:
@@ -244,7 +235,7 @@ class Writer:
         }
         prompt = str(self._signature.prompt_renderer(request))
         if placeholders := self._texts.placeholders(name):
-            prompt = f"{prompt}\n\n{_KEEP.format(names=_brace_names(placeholders))}"
+            prompt = f"{prompt}\n\n{_KEEP.format(names=brace_names(placeholders))}"
         with auto_trace(
             store=self._store,
             name="reflection",

@@ -13,6 +13,7 @@ from lightning_otel.serve.viewer import (
     export,
     home,
     label,
+    prompts,
     resources,
     rollouts,
     runs,
@@ -25,7 +26,7 @@ from lightning_otel.serve.viewer import (
 )
 
 _PAGES: Final = (
-    export, home, label, resources, rollouts, runs, spans, sql, templating, trace, traces,
-    transitions,
+    export, home, label, prompts, resources, rollouts, runs, spans, sql, templating, trace,
+    traces, transitions,
 )  # fmt: skip
 ROUTES: Final[list[Route]] = [route for page in _PAGES for route in page.ROUTES]

@@ -53,7 +53,7 @@ async def resource(request: Request) -> Response:
     name = request.path_params["name"]
 
     def read(_: Store) -> Mapping[str, object]:
-        opened = _open(request)
+        opened = open_resources(request)
         last_move = opened.last_move(name)  # first: a form refuses what moves from now on
         versions = opened.versions(name)[::-1]
         aliases = dict(sorted(opened.aliases(name).items(), key=_live_first))
@@ -92,7 +92,7 @@ async def using(request: Request) -> Response:
     name = request.path_params["name"]
 
     def read(store: Store) -> Mapping[str, object]:
-        versions = _open(request).versions(name)
+        versions = open_resources(request).versions(name)
         uses = count_uses(name, store.source.connect_overview())
         rows = [uses[version.version] for version in versions[::-1] if version.version in uses]
         return {
@@ -144,7 +144,7 @@ async def diff(request: Request) -> Response:
     is_paired = page.choice(request, "of", ("paired", "all")) == "paired"
 
     def read(store: Store) -> Mapping[str, object]:
-        opened = _open(request)
+        opened = open_resources(request)
         last_move = opened.last_move(name)
         versions, aliases = opened.versions(name), opened.aliases(name)
         first = opened.get(
@@ -223,7 +223,7 @@ async def change_aliases(request: Request) -> Response:
     """Do what a form asks for, and show the resource."""
     name = request.path_params["name"]
     fields = await form(request)
-    await page.run(request, lambda _: _move_aliases(_open(request), name, fields))
+    await page.run(request, lambda _: _move_aliases(open_resources(request), name, fields))
     return page.see(page_path("resources", name))
 
 
@@ -246,7 +246,8 @@ def _move_aliases(opened: "Resources", name: str, fields: Mapping[str, str]) -> 
         raise ConfigError(f"act is {act[:40]!r}; it is one of alias, promote, rollback")
 
 
-def _open(request: Request) -> "Resources":
+def open_resources(request: Request) -> "Resources":
+    """Return the resources that an address is about; there must be a state."""
     name = request.path_params["name"]
     opened: Resources = page.require_state(request, f"resource {name!r}").resources
     return opened

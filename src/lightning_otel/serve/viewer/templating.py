@@ -29,6 +29,7 @@ from lightning_otel.types.text import (
     count_noun,
     format_age,
     format_duration,
+    format_number,
     format_size,
     visible,
 )
@@ -71,7 +72,7 @@ def _show_hidden(page: str) -> str:
     return _VALUE_OR_HIDDEN.sub(
         lambda match: (
             HIDDEN.sub(lambda hidden: f"&#{ord(hidden[0])};", match[0])
-            if match[0][0] == " "
+            if match[0][0] in " <"
             else visible(match[0])
         ),
         page.replace("\r\n", "\n"),
@@ -101,7 +102,7 @@ def number(value: float | None) -> str:
     """A whole number with its thousands apart, another in four digits; a dash for none."""
     if value is None:
         return "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else format_number(value)
 
 
 def mark(text: str, query: str) -> Markup:
@@ -208,7 +209,7 @@ async def static(request: Request) -> Response:
 ROUTES: Final[list[Route]] = [
     Route("/static/{name:str}", static, methods=["GET"], middleware=[Middleware(GZipMiddleware)])
 ]
-_VALUE_OR_HIDDEN: Final = re.compile(rf' value="[^"]*"|{HIDDEN.pattern}')
+_VALUE_OR_HIDDEN: Final = re.compile(rf' value="[^"]*"|<textarea[^>]*>[^<]*|{HIDDEN.pattern}')
 _DEEPEST: Final = 16
 """Blocks within each other; the parser stops at 20."""
 _STARS: Final = re.compile(r"\*+(?=[^\W_])")

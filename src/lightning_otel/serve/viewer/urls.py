@@ -19,7 +19,7 @@ def page_path(noun: str, *parts: object) -> str:
 
 
 def resource_path(name: str, page: str) -> str:
-    """Return the path of a page about a resource: ``diff``, ``uses`` or ``change``.
+    """Return the path of a page about a resource: ``diff``, ``edit``, ``uses``, ``change``.
 
     A name may be ``planner/diff``, but none holds an ``@``: what follows one is never its part.
     """

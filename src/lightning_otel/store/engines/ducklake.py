@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
-from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
+from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, install_command
 from lightning_otel.store.engines.remote import add_time_bounds
 from lightning_otel.store.lake import LakeAddress
 from lightning_otel.store.layout import Layout, check_schema
@@ -37,7 +37,7 @@ _EXTENSIONS: Final = ("ducklake", "postgres_scanner", "httpfs")
 """Also the last: only the lake's own catalogue knows if its files are on S3."""
 _READER: Final = "lightning-otel read"
 _INSTALL: Final = (
-    "pip install 'lightning-otel[lake]' in an environment of its own, which brings duckdb 1.5.5 "
+    f"{install_command('lake')} in an environment of its own, which brings duckdb 1.5.5 "
     "and its extensions"
 )
 _MOST_LITERALS: Final = 1000

@@ -9,7 +9,7 @@ from lightning_otel.messages import plain_text
 from lightning_otel.store.prices import Price, Prices, add_costs, read_prices, read_usage
 from lightning_otel.types import Transition
 from lightning_otel.types import conventions as c
-from lightning_otel.types.text import format_duration, one_line
+from lightning_otel.types.text import format_duration, format_number, one_line
 from lightning_otel.views.analysis.findings import Finding, list_findings
 from lightning_otel.views.trace import Row, SpanKey, Trace, make_trace
 
@@ -131,7 +131,7 @@ class Analysis:
     def __str__(self) -> str:
         lines = [self.headline()]
         for step in self.steps:
-            reward = "" if step.reward is None else f" · reward {step.reward:g}"
+            reward = "" if step.reward is None else f" · reward {format_number(step.reward, 6)}"
             advantage = "" if step.advantage is None else f" · advantage {step.advantage:.3g}"
             line = f"{step.observation} → {step.action}"
             lines.append(f"{one_line(step.label, 60)} {line}{reward}{advantage}")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.errors import ConfigError, NotInstalledError
+from lightning_otel.errors import ConfigError, NotInstalledError, install_command
 from lightning_otel.views.plot.characters import bar, chart_lines
 from lightning_otel.views.plot.curves import Axis, Chart
 from lightning_otel.views.plot.progress import Progress
@@ -28,7 +28,7 @@ def _draw_png(charts: Sequence[Chart]) -> bytes:
         from resvg_py import svg_to_bytes
     except ModuleNotFoundError as exc:
         raise NotInstalledError(
-            "a PNG needs resvg-py; pip install 'lightning-otel[png]', or name one .svg"
+            f"a PNG needs resvg-py; {install_command('png')}, or name one .svg"
         ) from exc
     return bytes(svg_to_bytes(svg_string=svg(charts), zoom=2, monospace_family="DejaVu Sans Mono"))
 
