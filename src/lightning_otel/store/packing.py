@@ -110,13 +110,12 @@ def _choose_lines(
     con.execute(
         f"""
         CREATE OR REPLACE TABLE chosen AS
-        SELECT rowid AS line, trace_id, span_id, start_ns FROM raw
-        WHERE {IS_SPAN} AND (record = 'span' OR segment NOT IN
-          (SELECT segment FROM raw WHERE record = 'seal' AND rotated))
-        QUALIFY row_number() OVER
-          (PARTITION BY trace_id, span_id
-           ORDER BY record <> 'span', record <> 'drop', segment, rowid) = 1
-          AND record <> 'drop'
+        SELECT rowid AS line, trace_id, span_id, start_ns FROM raw SEMI JOIN (
+          SELECT first(rowid ORDER BY record <> 'span', record <> 'drop', segment, rowid) AS line
+          FROM raw WHERE {IS_SPAN} AND (record = 'span' OR segment NOT IN
+            (SELECT segment FROM raw WHERE record = 'seal' AND rotated))
+          GROUP BY trace_id, span_id
+        ) AS first_lines ON raw.rowid = first_lines.line WHERE record <> 'drop'
         """
     )
     con.execute("CREATE OR REPLACE TABLE held (trace_id VARCHAR, span_id VARCHAR, content UBIGINT)")
