@@ -50,6 +50,7 @@ for line in sys.stdin:
         else:
             threading.Thread(target=watch).start()
         Store(sys.argv[1]).transitions(bodies=False, credit=sys.argv[3]).rows()
+        kill()  # the file was written between two looks
     print(os.waitpid(child, 0)[1], flush=True)
 """
 """Has children that compute facts killed once their file is open, or before it is renamed."""

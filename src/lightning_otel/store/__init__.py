@@ -154,8 +154,7 @@ class SpanStore:
 
         if self.layout is None:
             return self.writer().accounting()
-        moment = self.source.moment
-        return read_accounting(self.layout, None if moment is None else moment.snapshot())
+        return read_accounting(self.layout, self.source.moment)
 
     def accounting_by_process(self, *, since_ns: int = 0) -> "dict[str, Accounting]":
         """Account for each process that lost spans or has segments not settled long ago.

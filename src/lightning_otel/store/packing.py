@@ -30,13 +30,12 @@ from lightning_otel.store.parquet import (
     find_settled_ns,
     write_file,
 )
-from lightning_otel.store.reader import Reader
+from lightning_otel.store.reader import Moment, Reader
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.sieve import segment_lines_sql
 from lightning_otel.store.snapshot import (
     ALL_LINES,
     IS_SPAN,
-    Snapshot,
     lines_sql,
     list_nearby_files,
     rows_sql,
@@ -110,13 +109,12 @@ def _choose_lines(
     con.execute(
         f"""
         CREATE OR REPLACE TABLE chosen AS
-        SELECT rowid AS line, trace_id, span_id, start_ns FROM raw
-        WHERE {IS_SPAN} AND (record = 'span' OR segment NOT IN
-          (SELECT segment FROM raw WHERE record = 'seal' AND rotated))
-        QUALIFY row_number() OVER
-          (PARTITION BY trace_id, span_id
-           ORDER BY record <> 'span', record <> 'drop', segment, rowid) = 1
-          AND record <> 'drop'
+        SELECT rowid AS line, trace_id, span_id, start_ns FROM raw SEMI JOIN (
+          SELECT first(rowid ORDER BY record <> 'span', record <> 'drop', segment, rowid) AS line
+          FROM raw WHERE {IS_SPAN} AND (record = 'span' OR segment NOT IN
+            (SELECT segment FROM raw WHERE record = 'seal' AND rotated))
+          GROUP BY trace_id, span_id
+        ) AS first_lines ON raw.rowid = first_lines.line WHERE record <> 'drop'
         """
     )
     con.execute("CREATE OR REPLACE TABLE held (trace_id VARCHAR, span_id VARCHAR, content UBIGINT)")
@@ -245,9 +243,9 @@ def _settle_counts(row: Mapping[str, Any], gaps: int) -> SettledSegment:
     return SettledSegment(row["segment"], 0, damaged, counts=counts, rows=row["kept"])
 
 
-def read_accounting(layout: Layout, snapshot: Snapshot | None = None) -> n.Accounting:
-    """Return what became of every span of the store, or of those that a snapshot has."""
-    manifest, segments, stored = _read_counts(layout, snapshot)
+def read_accounting(layout: Layout, moment: Moment | None = None) -> n.Accounting:
+    """Return what became of every span of the store, or of those that were there at a moment."""
+    manifest, segments, stored = _read_counts(layout, moment)
     counts = n.sum_counts(
         manifest.counts, *(segment.counts for segment in (*manifest.segments, *segments))
     )
@@ -280,13 +278,14 @@ def accounting_by_process(layout: Layout, since_ns: int = 0) -> dict[str, n.Acco
 
 
 def _read_counts(
-    layout: Layout, snapshot: Snapshot | None = None
+    layout: Layout, moment: Moment | None = None
 ) -> tuple[Manifest, list[SettledSegment], int]:
     def count() -> tuple[Manifest, list[SettledSegment], int]:
         manifest, excluded = layout.read_manifest(), list_excluded(layout)
         paths = [path for path in layout.list_unsettled(manifest) if path.name not in excluded]
         lines = ALL_LINES
-        if snapshot is not None:
+        if moment is not None:
+            snapshot = moment.snapshot()
             paths, lines = [path for path in paths if path in snapshot.segments], snapshot.lines
         segments: list[SettledSegment] = []
         if paths:
@@ -299,7 +298,8 @@ def _read_counts(
         return manifest, segments, fetch_row(con, query)[0] if files else 0
 
     layout.require()
-    exclude_damage(layout)
+    if moment is None:  # of which damage is excluded
+        exclude_damage(layout)
     with translate_errors(layout, "account for"), contextlib.ExitStack() as stack:
         folder = layout.new / SPILL
         if layout.list_unsettled(layout.read_manifest()):
@@ -307,4 +307,4 @@ def _read_counts(
             spill = tempfile.TemporaryDirectory(prefix="lightning-otel-")
             folder = Path(stack.enter_context(spill))
         con = stack.enter_context(bounded_connection(folder))
-        return Reader(con, layout, lambda con, snapshot: None).run(count)
+        return Reader(con, layout, lambda con, snapshot: None, moment).run(count)

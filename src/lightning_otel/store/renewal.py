@@ -35,7 +35,7 @@ from lightning_otel.store.facts import (
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.sql import ROLLOUT, quote_text
 from lightning_otel.store.table import json_line
-from lightning_otel.store.views import ATTEMPTS
+from lightning_otel.store.views import ATTEMPTS, IS_ANNOTATION
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -52,19 +52,25 @@ _AT_ONCE: Final = 2_000
 _FRESH: Final = f"CREATE OR REPLACE TABLE reading.fresh AS SELECT {NO_FACTS} LIMIT 0"
 _ADD: Final = f"""
 INSERT INTO reading.fresh SELECT unnest(row) FROM (
-  SELECT json_transform(line::JSON, {quote_text(json.dumps(FACT_COLUMNS))}) AS row
+  SELECT json_transform(line, {quote_text(json.dumps(FACT_COLUMNS))}) AS row
   FROM (SELECT unnest($1::VARCHAR[]) AS line))"""
 _LARGE: Final = 5_000
 """Spans of an attempt that is not computed anew, while it runs, until it has grown by an eighth,
 has its first reward, or is judged from elsewhere."""
+_RUNNING: Final = f"""
+SELECT rollout_id FROM attempts WHERE status = 'running' AND spans >= {_LARGE} LIMIT 1"""
+_NONE_GROWS: Final = """
+CREATE OR REPLACE TABLE reading.growing (rollout_id VARCHAR, attempt_id VARCHAR)"""
 _GROWING: Final = f"""
 CREATE OR REPLACE TABLE reading.growing AS
 SELECT rollout_id, attempt_id, facts.fingerprint FROM attempts
 JOIN (FROM facts WHERE kind = 'attempt') AS facts USING (rollout_id, attempt_id)
 WHERE status = 'running' AND attempts.spans BETWEEN {_LARGE} AND facts.spans * 9 // 8
-  AND coalesce(feedback_ns, 0) <= facts.end_ns
-  AND (facts.reward_spans > 0 OR coalesce(judged_ns, 0) <= facts.end_ns)
-  AND attempts.fingerprint <> facts.fingerprint"""
+  AND attempts.fingerprint <> facts.fingerprint AND NOT EXISTS (
+    -- Who judges from elsewhere does so in a trace of its own.
+    SELECT 1 FROM spans WHERE {IS_ANNOTATION} AND start_ns > facts.end_ns
+    AND {ROLLOUT} = attempts.rollout_id AND coalesce(attempt_id, '1') = attempts.attempt_id
+    AND (facts.reward_spans = 0 OR parent_span_id IS NULL))"""
 _SHOW_GROWING: Final = """
 UPDATE reading.attempts SET fingerprint = growing.fingerprint, is_current = false
 FROM reading.growing AS growing
@@ -126,13 +132,15 @@ def renew_facts(
     con.execute(f"CREATE OR REPLACE VIEW facts AS {files_sql(paths)}")
     if not may_compute:
         return
-    con.execute(_GROWING)
+    is_one_large = bool(_list_values(con, _RUNNING))
+    con.execute(_GROWING if is_one_large else _NONE_GROWS)
     stale = _list_values(con, _CHANGED)
     if page is not None and len(stale) > _AT_ONCE:
         stale = _choose_stale(con, stale, page)
     if stale:
         _Renewal(reader, folder, mark, paths, credit).run(stale)
-    con.execute(_SHOW_GROWING)
+    if is_one_large:
+        con.execute(_SHOW_GROWING)
 
 
 def _choose_stale(
@@ -256,12 +264,7 @@ class _Renewal:
             ),
             *_list_references(spans, references, answers),
         ]
-        # To read an empty column costs as much as one with a value.
-        lines = [
-            json_line({name: value for name, value in row.items() if value is not None}).decode()
-            for row in rows
-        ]
-        self._con.execute(_ADD, [lines])
+        self._con.execute(_ADD, [[json_line(row).decode() for row in rows]])
         ((count,),) = self._con.execute("SELECT count(*) FROM reading.fresh").fetchall()
         if count > _MOST_ROWS:
             self._keep()

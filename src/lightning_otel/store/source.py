@@ -303,7 +303,7 @@ def define_views(
         spans = "FROM reading.spans"
     elif snapshot.segments and (is_summary or snapshot.live_bytes <= _HELD_BYTES):
         fields = _SUMMARY if is_summary else ", ".join(COLUMNS)
-        _hold_rows(con, f"SELECT {fields} FROM ({snapshot.live_sql()})", layout, files)
+        _hold_rows(con, snapshot.live_sql(fields), layout, files)
         spans = f"SELECT {fields} FROM {rows_sql(layout, files)} UNION ALL FROM reading.live"
         is_narrow = is_summary
         if is_summary:

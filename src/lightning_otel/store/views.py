@@ -50,10 +50,7 @@ SELECT {ROLLOUT} AS rollout_id, coalesce(attempt_id, '1') AS attempt_id,
   hash({ROLLOUT}, coalesce(attempt_id, '1'), count(*), {FACTS_VERSION},
     bit_xor(hash(trace_id, span_id, {_IS_OPEN}))) AS fingerprint,
   {_STATUS} AS status, min(start_ns) AS start_ns, max(greatest(start_ns, end_ns)) AS end_ns,
-  count(*) AS spans, max(start_ns) FILTER ({IS_ANNOTATION}) AS judged_ns,
-  -- Who judges from elsewhere does so in a trace of its own.
-  max(start_ns) FILTER ({IS_ANNOTATION} AND parent_span_id IS NULL) AS feedback_ns,
-  true AS is_current,
+  count(*) AS spans, true AS is_current,
   -- What holds nothing but rewards waits for what these judge.
   NOT bool_and({IS_BARE_REWARD} AND name = {quote_text(c.SPAN_ANNOTATION)}) AS is_attempt
 FROM spans GROUP BY 1, 2"""
