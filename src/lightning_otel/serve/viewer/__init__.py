@@ -16,6 +16,7 @@ from lightning_otel.serve.viewer import (
     resources,
     rollouts,
     runs,
+    selections,
     spans,
     sql,
     templating,
@@ -25,7 +26,7 @@ from lightning_otel.serve.viewer import (
 )
 
 _PAGES: Final = (
-    export, home, label, resources, rollouts, runs, spans, sql, templating, trace, traces,
-    transitions,
+    export, home, label, resources, rollouts, runs, selections, spans, sql, templating, trace,
+    traces, transitions,
 )  # fmt: skip
 ROUTES: Final[list[Route]] = [route for page in _PAGES for route in page.ROUTES]

@@ -88,7 +88,7 @@ async function send(fields) {
 
 function queue(fields, place) {
   sending = sending.then(() => send(fields)).then(
-    (told) => { if (told.note) $("#told").textContent = told.note; },
+    (told) => { if (told.notes?.length) $("#told").textContent += `. ${told.notes.join(" ")}`; },
     (error) => {
       $("#told").textContent = `Not kept: ${error.message}`;
       return show(place, fields.name);
