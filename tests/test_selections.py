@@ -112,6 +112,7 @@ def test_what_cannot_be_saved_is_refused(filled: Store) -> None:
     for name, options, words in (
         ("../x", {}, "no selection can be named"),
         ("good", {"min_reward": 9.0}, "no step matches"),
+        ("good", {"selection": "good"}, "is saved already"),
         ("good", {"reward": "resolvd"}, "did you mean 'resolved'"),
     ):
         with pytest.raises(ConfigError, match=words):

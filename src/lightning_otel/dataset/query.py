@@ -267,8 +267,7 @@ class TransitionQuery(NamedTuple):
         if store is None:
             raise ConfigError(f"selection {reference!r} cannot be used here; export it, or train")
         version = read_version(store, reference)
-        version.check_others(options)
-        query = cls.of(cast(QueryKeywords, {**version.keywords, **options}))
+        query = cls.of(cast(QueryKeywords, version.make_keywords(options)))
         wanted = replace(
             query.wanted,
             rollout_ids=tuple(version.rollouts),

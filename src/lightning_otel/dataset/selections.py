@@ -25,6 +25,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _FREE: Final = frozenset({"advantage", "adapter"})
 """Options of transitions that may stand beside a selection: they choose no step or reward."""
 _RELATIVE: Final = ("since", "until", "rollout_id")
+"""Options that chose rollouts, which a version names."""
 _EXPORTS: Final = "exports.ndjson"
 _LATEST: Final = "SELECT coalesce(max(start_ns), 0) AS latest_ns FROM spans"
 _LABELLED: Final = "SELECT DISTINCT rollout_id FROM rewards WHERE author IS NOT NULL"
@@ -57,19 +58,19 @@ class SelectionVersion:
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"
 
-    @property
-    def keywords(self) -> dict[str, Any]:
-        """Options as of its moment; which rollouts they chose is known."""
-        return {name: value for name, value in self.options.items() if name not in _RELATIVE}
+    def make_keywords(self, others: Mapping[str, Any]) -> dict[str, Any]:
+        """Return its options as of its moment, with others that choose no step or reward.
 
-    def check_others(self, options: Mapping[str, Any]) -> None:
-        """Refuse options that would choose other steps or rewards than the version froze."""
-        others = sorted(options.keys() - _FREE)
-        if others:
+        Raises:
+            ConfigError: One of them does.
+        """
+        if wrong := sorted(others.keys() - _FREE):
             raise ConfigError(
-                f"{self} has its own steps and rewards; leave out {', '.join(others)}, or save "
+                f"{self} has its own steps and rewards; leave out {', '.join(wrong)}, or save "
                 "another selection"
             )
+        fixed = {name: value for name, value in self.options.items() if name not in _RELATIVE}
+        return {**fixed, **others}
 
 
 class SelectionDiff(NamedTuple):
@@ -142,6 +143,8 @@ def save_version(
     """
     from lightning_otel.store.source import at_moment
 
+    if "selection" in options:
+        raise ConfigError("a selection is saved already; save other options, or export it")
     if not _NAME.fullmatch(name):
         raise ConfigError(f"no selection can be named {name!r}; use letters, digits, _, . and -")
     moment = at_moment(store)

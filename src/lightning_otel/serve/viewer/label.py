@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
-from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -14,7 +13,7 @@ from lightning_otel.dataset import Store
 from lightning_otel.dataset.selections import list_uses
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.rewards.feedback import give, make_feedback, reward_from_feedback
-from lightning_otel.rewards.labels import check_word, list_labels
+from lightning_otel.rewards.labels import describe_author, list_labels
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.viewer import page
@@ -42,8 +41,8 @@ _CHOOSING: Final = ("of", "sort", "page", "rollout")
 
 def choose_items(
     request: Request, others: Sequence[str], most: int | None = ITEMS
-) -> Callable[[Store], tuple[list[str], int]]:
-    """Return what finds the rollouts that an address of a list chooses, and the number of its rows.
+) -> Callable[[Store], tuple[list[str], bool]]:
+    """Return what finds the rollouts that an address of a list chooses; True if more follow.
 
     They are those that are named (``rollout``), else those of a page of the list that match.
     """
@@ -53,15 +52,15 @@ def choose_items(
     sort = page.sort_of(request, view)
     named = list(dict.fromkeys(request.query_params.getlist("rollout")))
 
-    def find(store: Store) -> tuple[list[str], int]:
+    def find(store: Store) -> tuple[list[str], bool]:
         if named or page.faults_of(request):
-            return named[:most], len(named)
+            return named[:most], len(named) > (most or len(named))
         # What a list shows of its rows is not read: they are named here.
         offset = (number - 1) * (most or 0)
         rows, total, _ = replace(view, add=None).read(
             store, values, limit=most, offset=offset, sort=sort
         )
-        return list(dict.fromkeys(row["rollout_id"] for row in rows)), total
+        return list(dict.fromkeys(row["rollout_id"] for row in rows)), offset + len(rows) < total
 
     return find
 
@@ -70,17 +69,13 @@ def choose_items(
 async def label(request: Request) -> Response:
     """The page: who labels under which names is asked for once, and then an item is shown."""
     find = choose_items(request, ("names", "author", "item"))
-    names, author = _read_names(request), _read_author(request)
-    fields = {
-        "names": names,
-        "author": author,
-        "of": page.choice(request, "of", tuple(_LISTS)),
-        "number": page.integer(request, "page", 1, 1, 10_000_000),
-    }
+    names = _read_words(request, "names", "name", 9)
+    author = "".join(_read_words(request, "author", "author", 1))
+    fields = {"of": page.choice(request, "of", tuple(_LISTS)), "names": names, "author": author}
 
     def read(store: Store) -> Mapping[str, object]:
-        items, total = find(store)
-        content = {"items": items, "total": total, "sitting": None, "item": None, **fields}
+        items, is_more = find(store)
+        content = {"items": items, "is_more": is_more, "sitting": None, "item": None, **fields}
         if page.faults_of(request) or not (items and names and author):
             return content
         asked = request.query_params.get("item")
@@ -89,23 +84,18 @@ async def label(request: Request) -> Response:
     return await page.answer(request, "label.html", read, title="Label")
 
 
-def _read_names(request: Request) -> list[str]:
-    names = dict.fromkeys(filter(None, map(str.strip, page.text(request, "names").split(","))))
-    for name in names:
-        try:
-            make_feedback("rollout", "", reward=0.0, name=name)
-        except ConfigError as exc:
-            page.refuse_field(request, "names", str(exc))
-    return list(names)
-
-
-def _read_author(request: Request) -> str:
-    author = page.text(request, "author")
+def _read_words(request: Request, field: str, key: str, most: int) -> list[str]:
+    """Read names of scores, or the one of a person, that a label may have."""
+    texts = page.text(request, field).split(",")
+    words = list(dict.fromkeys(filter(None, map(str.strip, texts))))
     try:
-        return check_word("author", author) if author else ""
+        for word in words:
+            describe_author(**{key: word})
+        if len(words) > most:
+            raise ConfigError(f"{field} has {len(words)} names; write {most} at most")
     except ConfigError as exc:
-        page.refuse_field(request, "author", str(exc))
-        return ""
+        page.refuse_field(request, field, str(exc))
+    return words
 
 
 def _read_sitting(
@@ -196,8 +186,11 @@ async def keep(request: Request) -> Response:
     take = request.app.state.ingester.keep
 
     def work(store: Store) -> tuple[bool, list[str]]:
-        rows = list_labels(store, [item])
-        earlier = [row for row in rows if (row["name"], row["author"]) == (name, author)]
+        own = (name, author, None)
+        earlier = [
+            row for row in list_labels(store, [item])
+            if (row["name"], row["author"], row["link_value"]) == own
+        ]  # fmt: skip
         notes = [text for row in earlier for text in _word_uses(store, row)]
         if reward is None:
             for row in earlier:
@@ -211,7 +204,8 @@ async def keep(request: Request) -> Response:
         raise RefusalError(404, f"there is no rollout {item!r} in the store; see the list")
     if not page.is_for_people(request):
         return JSONResponse({"item": item, "name": name, "reward": reward, "notes": notes})
-    return page.see(_address_of(request, item if reward is None else fields.get("following", "")))
+    following = item if reward is None else fields.get("following")
+    return page.see(page.url(request, item=following or None))
 
 
 def _word_uses(store: Store, row: Mapping[str, Any]) -> Iterator[str]:
@@ -219,11 +213,6 @@ def _word_uses(store: Store, row: Mapping[str, Any]) -> Iterator[str]:
     for version, paths in list_uses(store, row["rollout_id"], row["name"], row["start_ns"]).items():
         files = f", exported to {', '.join(paths)}" if paths else ""
         yield f"The earlier label stays in {version}{files}; save the selection again."
-
-
-def _address_of(request: Request, item: str) -> str:
-    query = [pair for pair in request.query_params.multi_items() if pair[0] != "item"]
-    return f"/label?{urlencode([*query, *([('item', item)] if item else [])])}"
 
 
 ROUTES: Final[list[Route]] = [
