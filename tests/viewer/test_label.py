@@ -73,12 +73,12 @@ def test_a_sitting_takes_a_key_an_item_and_one_load(
     assert loads == []
     assert "3 labelled" in page.inner_text(".desk")
     shot(page)
+    page.evaluate("sending")
     page.go_back()
     page.go_forward()
     page.wait_for_selector("#label")
     assert page.input_value("#judge [name=item]") == "r1"
 
-    page.evaluate("sending")
     assert (labels(judged), labels(judged, "r2"), labels(judged, "r0")) == (
         [("good", 0.6, "ana")], [("good", -1.0, "ana")], [("good", 1.0, "ana")],
     )  # fmt: skip
@@ -182,3 +182,21 @@ def test_labels_by_python_take_the_place_of_earlier_ones(judged: Store) -> None:
         emit_feedback(rating=5, name="primary", rollout_id="r3", store=judged)
     with pytest.raises(ConfigError, match="without a comma"):
         emit_feedback(rating=5, author="a, b", rollout_id="r3", store=judged)
+
+
+def test_a_score_that_is_not_kept_leads_back(visit: Visits, judged: Store) -> None:
+    """With the reason; nothing is counted as labelled that the server did not take."""
+    page = visit(judged, "/label?of=rollouts&names=good&author=ana", tolerated=(503,))
+
+    def refuse(route: Any) -> None:
+        if route.request.method != "POST":
+            return route.continue_()
+        return route.fulfill(status=503, json={"detail": "the disk is full"})
+
+    page.route("**/label?*", refuse)
+    page.keyboard.press("5")
+    page.wait_for_selector("#told:has-text('Not kept: the disk is full')")
+    press(page, "[", "r3")
+
+    assert "0 labelled" in page.inner_text(".desk")
+    assert labels(judged) == []

@@ -75,6 +75,8 @@ class Selection:
     capture: CaptureLevel | None = None
     truncated: bool = True
     received: bool = True
+    span_ids: frozenset[str] | None = None
+    as_of_ns: int | None = None
 
     @classmethod
     def of(cls, keywords: SelectionKeywords) -> "Selection":
@@ -103,9 +105,10 @@ class Selection:
 
     def spans(self, spans: Iterable[Span]) -> Iterable[Span]:
         """The spans that count."""
-        if self.received:
-            return spans
-        return (span for span in spans if c.RECEIVED not in span.attributes)
+        as_of_ns = self.as_of_ns
+        if not self.received:
+            spans = (span for span in spans if c.RECEIVED not in span.attributes)
+        return spans if as_of_ns is None else (s for s in spans if s.start_ns <= as_of_ns)
 
     def wants_agent(self, name: str) -> bool:
         """Return whether the steps of an agent are wanted."""
@@ -134,6 +137,7 @@ class Selection:
             and (self.min_reward is None or (reward is not None and reward >= self.min_reward))
             and (self.max_reward is None or (reward is not None and reward <= self.max_reward))
             and (self.capture is None or step.capture == self.capture)
+            and (self.span_ids is None or step.span_id in self.span_ids)
             and (self.truncated or step.finish_reason not in CUTS)
         )
 
@@ -152,7 +156,7 @@ class Selection:
         return any(text == pattern or fnmatchcase(text, pattern) for text in texts)
 
 
-_WHOLE: Final = ("rollout_ids", "since_ns", "until_ns", "received")
+_WHOLE: Final = ("rollout_ids", "since_ns", "until_ns", "received", "as_of_ns")
 """What tells of rollouts and spans, and not of steps."""
 
 

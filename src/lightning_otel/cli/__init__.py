@@ -52,6 +52,7 @@ _GROUPS = {
         "reward": ("rewards:reward", "Add a reward to a rollout, trace, span or response."),
         "apply-rewards": ("rewards:apply_rewards", "Score stored rollouts with a function."),
         "export": ("export:export", "Write training data, spans, or the whole store."),
+        "selections": ("selections:selections", "Save filters as data sets, and compare versions."),
         "verify": ("verify:verify", "Compare exported files with their certificate."),
         "train": ("train:train", "Run a training algorithm on recorded or new rollouts."),
         "resources": ("resources:resources", "Publish, promote and roll back prompts and models."),

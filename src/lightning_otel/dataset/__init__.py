@@ -1,19 +1,21 @@
 """The data set: a store with the transitions, trajectories and conversations of its spans."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+import os
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
+from lightning_otel.dataset import selections
 from lightning_otel.store import SpanStore
-from lightning_otel.types.values import check_names, check_types
+from lightning_otel.types.values import check_types
 
 if TYPE_CHECKING:
     from lightning_otel.adapter import Adaptation
     from lightning_otel.dataset.export import Exported, FileKind, Place
     from lightning_otel.dataset.formats.format import LeftOut, Row
     from lightning_otel.dataset.query import QueryKeywords, TransitionQuery
+    from lightning_otel.dataset.selections import SelectionVersion
     from lightning_otel.store.table import Table, Transitions
     from lightning_otel.types import Conversation, Report, Span, Trajectory, Transition
     from lightning_otel.types.instants import Instant
@@ -80,7 +82,7 @@ class Store(SpanStore):
         from lightning_otel.types.transitions import distinct
 
         check_types({"bodies": bodies}, {"bodies": bool})
-        query = TransitionQuery.of(keywords)
+        query = TransitionQuery.of(keywords, self)
         if not bodies and self._has_facts(query):
             facts = FactReader(self.source, query)
             return Transitions(
@@ -137,7 +139,7 @@ class Store(SpanStore):
         """
         from lightning_otel.dataset.query import TransitionQuery
 
-        query = TransitionQuery.of(keywords)
+        query = TransitionQuery.of(keywords, self)
         for part in self._adapt(query):
             for trajectory in part.trajectories:
                 if any(map(query.wanted.wants, trajectory.transitions)):
@@ -176,7 +178,7 @@ class Store(SpanStore):
         from lightning_otel.dataset.query import TransitionQuery
         from lightning_otel.types import Report
 
-        query = TransitionQuery.of(keywords)
+        query = TransitionQuery.of(keywords, self)
         if self._has_facts(query):
             from lightning_otel.dataset.facts import FactReader
 
@@ -253,13 +255,15 @@ class Store(SpanStore):
         """
         from lightning_otel.dataset.census import Split
         from lightning_otel.dataset.export import export
+        from lightning_otel.dataset.query import split_options
 
         check_types({"split": split, "seed": seed}, {"split": float | None, "seed": int})
-        query, settings = _split_options(options, format)
+        options = selections.freeze_options(self, options)
+        query, settings = split_options(self, options, format)
         # "2h" is another time tomorrow.
         times = {"since": query.wanted.since_ns, "until": query.wanted.until_ns}
         stated = {k: times.get(k) or v for k, v in options.items() if k not in settings}
-        return export(
+        exported = export(
             lambda: self._adapt(query),
             format,
             place,
@@ -272,6 +276,9 @@ class Store(SpanStore):
             options=settings,
             query=stated,
         )
+        if isinstance(place, (str, os.PathLike)) and options.get("selection") is not None:
+            selections.note_export(self, options["selection"], os.path.abspath(place))
+        return exported
 
     def rows(self, format: str, **options: Any) -> "Iterator[Row]":
         """The rows of a format, one after the other as they are made; nothing is written.
@@ -285,8 +292,10 @@ class Store(SpanStore):
             AdapterError: The other adapter cannot be loaded.
         """
         from lightning_otel.dataset import formats
+        from lightning_otel.dataset.query import split_options
 
-        query, settings = _split_options(options, format)
+        options = selections.freeze_options(self, options)
+        query, settings = split_options(self, options, format)
         read = formats.get(format).trajectories_of
 
         def paths() -> "Iterator[Trajectory]":
@@ -307,7 +316,7 @@ class Store(SpanStore):
         """
         from lightning_otel.dataset.query import TransitionQuery, strip_adaptation
 
-        adaptations = self._adapt(TransitionQuery.of(keywords))
+        adaptations = self._adapt(TransitionQuery.of(keywords, self))
         return adaptations if bodies else map(strip_adaptation, adaptations)
 
     def _adapt(self, query: "TransitionQuery") -> "Iterator[Adaptation]":
@@ -343,6 +352,24 @@ class Store(SpanStore):
 
         return (explain(selection.spans(spans)) for spans in read_batches(source, selection, con))
 
+    def save_selection(
+        self, name: str, *, source: str = "", **keywords: "Unpack[QueryKeywords]"
+    ) -> "SelectionVersion":
+        """Freeze the steps that a filter selects now, and their rewards, as the next version.
+
+        What :meth:`transitions`, :meth:`export` and the like give for ``selection="NAME@2"`` stays
+        the same, whatever is recorded, rewarded or retracted later.
+
+        Args:
+            name: Letters, digits, ``_``, ``.`` and ``-``.
+            source: The page that it comes from.
+            **keywords: As :meth:`transitions` takes them, in plain values.
+
+        Raises:
+            ConfigError: Nothing matches, or labels leave open which ``reward`` counts.
+        """
+        return selections.save_version(self, name, keywords, source)
+
     def _has_facts(self, query: "TransitionQuery") -> bool:
         from lightning_otel.dataset.facts import can_answer
 
@@ -350,27 +377,3 @@ class Store(SpanStore):
             return False
         self.layout.require()
         return True
-
-
-def _split_options(
-    options: Mapping[str, Any], name: str
-) -> "tuple[TransitionQuery, dict[str, Any]]":
-    """Split the options into the store's and the format's."""
-    from lightning_otel.adapter import Advantage, TripletAdapter
-    from lightning_otel.dataset import formats
-    from lightning_otel.dataset.query import QueryKeywords, TransitionQuery
-
-    names = QueryKeywords.__annotations__
-    query_options = {name: value for name, value in options.items() if name in names}
-    settings = {name: value for name, value in options.items() if name not in names}
-    check_names(f"the format {name}", settings, [*formats.get(name).options(), *names])
-    query = TransitionQuery.of(cast("QueryKeywords", query_options))
-    if formats.get(name).is_by_task and isinstance(query.adapter, TripletAdapter):
-        how = query.adapter.advantage or Advantage()
-        query = query._replace(adapter=replace(query.adapter, advantage=how))
-    elif formats.get(name).is_grouped and isinstance(query.adapter, TripletAdapter):
-        compared = query.adapter.comparison()
-        if compared is not None and compared.group_by is None:
-            compared = replace(compared, group_by="prompt")
-            query = query._replace(adapter=replace(query.adapter, advantage=compared))
-    return query, settings

@@ -124,7 +124,7 @@ def can_answer(query: "TransitionQuery") -> bool:
     credit, wanted = _credit_of(query.adapter), query.wanted
     # A few rollouts are adapted sooner than another credit's facts of all are made.
     is_cheap = credit == USUAL or wanted.rollout_ids is None
-    return credit is not None and wanted.received and is_cheap
+    return credit is not None and wanted.received and wanted.as_of_ns is None and is_cheap
 
 
 def _credit_of(adapter: object) -> CreditOptions | None:

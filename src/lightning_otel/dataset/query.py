@@ -5,10 +5,20 @@ Another adapter is an object or function, or the name of an entry point of the g
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    cast,
+    runtime_checkable,
+)
 
 from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
 from lightning_otel.adapter.advantages import Outcome
@@ -18,6 +28,7 @@ from lightning_otel.adapter.rewards import add_decimals
 from lightning_otel.adapter.selection import Matcher, Selection, SelectionKeywords
 from lightning_otel.dataset.formats.transition_rows import BODIES
 from lightning_otel.dataset.registry import Registry
+from lightning_otel.dataset.selections import read_version
 from lightning_otel.errors import AdapterError, ConfigError
 from lightning_otel.types import (
     Compose,
@@ -31,6 +42,9 @@ from lightning_otel.types import (
 )
 from lightning_otel.types.transitions import JudgedTrajectory, distinct_steps
 from lightning_otel.types.values import check_names, check_types
+
+if TYPE_CHECKING:
+    from lightning_otel.dataset import Store
 
 _REGISTRY: Final = Registry("adapter", "lightning_otel.adapters", error=AdapterError)
 
@@ -210,6 +224,9 @@ class QueryKeywords(SelectionKeywords, total=False):
     is_reward: Annotated[Matcher | None, "Says of a span whether it is a reward."]
     adapter: Annotated[Adapter | str | None, "Another adapter; see docs/transitions.md."]
     include_incomplete: Annotated[bool, "Include rollouts whose process died.", "left out"]
+    selection: Annotated[
+        str | None, "The steps and rewards of this saved selection alone.", "NAME or NAME@2"
+    ]
 
 
 _OURS: Final = tuple(field.name for field in fields(TripletAdapter))
@@ -229,17 +246,35 @@ class TransitionQuery(NamedTuple):
     include_incomplete: bool
 
     @classmethod
-    def of(cls, keywords: QueryKeywords) -> "TransitionQuery":
-        """Parse the keywords."""
+    def of(cls, keywords: QueryKeywords, store: "Store | None" = None) -> "TransitionQuery":
+        """Parse the keywords; the store tells of a saved selection."""
         types = QueryKeywords.__annotations__
         check_names("a query of transitions", keywords, types)
         options: dict[str, Any] = dict(keywords)
+        if (reference := options.pop("selection", None)) is not None:
+            return cls._of_selection(reference, options, store)
         include_incomplete = options.pop("include_incomplete", False)
         check_types({"include_incomplete": include_incomplete}, types)
         other = options.pop("adapter", None)
         ours = TripletAdapter(**{name: options.pop(name) for name in _OURS if name in options})
         selection = Selection.of(cast(SelectionKeywords, options))
         return cls(resolve_adapter(other, ours), selection, include_incomplete)
+
+    @classmethod
+    def _of_selection(
+        cls, reference: str, options: Mapping[str, Any], store: "Store | None"
+    ) -> "TransitionQuery":
+        if store is None:
+            raise ConfigError(f"selection {reference!r} cannot be used here; export it, or train")
+        version = read_version(store, reference)
+        query = cls.of(cast(QueryKeywords, version.make_keywords(options)))
+        wanted = replace(
+            query.wanted,
+            rollout_ids=tuple(version.rollouts),
+            span_ids=frozenset(version.steps),
+            as_of_ns=version.as_of_ns,
+        )
+        return query._replace(wanted=wanted)
 
 
 def judges_otherwise(adapter: object) -> bool:
@@ -262,3 +297,25 @@ def strip_adaptation(adaptation: Adaptation) -> Adaptation:
         for path in adaptation.trajectories
     ]
     return adaptation._replace(trajectories=paths)
+
+
+def split_options(
+    store: "Store", options: Mapping[str, Any], name: str
+) -> tuple[TransitionQuery, dict[str, Any]]:
+    """Split the options into the store's and the format's."""
+    from lightning_otel.dataset import formats
+
+    names = QueryKeywords.__annotations__
+    query_options = {name: value for name, value in options.items() if name in names}
+    settings = {name: value for name, value in options.items() if name not in names}
+    check_names(f"the format {name}", settings, [*formats.get(name).options(), *names])
+    query = TransitionQuery.of(cast(QueryKeywords, query_options), store)
+    if formats.get(name).is_by_task and isinstance(query.adapter, TripletAdapter):
+        how = query.adapter.advantage or Advantage()
+        query = query._replace(adapter=replace(query.adapter, advantage=how))
+    elif formats.get(name).is_grouped and isinstance(query.adapter, TripletAdapter):
+        compared = query.adapter.comparison()
+        if compared is not None and compared.group_by is None:
+            compared = replace(compared, group_by="prompt")
+            query = query._replace(adapter=replace(query.adapter, advantage=compared))
+    return query, settings

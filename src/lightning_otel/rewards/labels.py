@@ -16,15 +16,12 @@ KIND: Final = "HUMAN"
 """The kind of a label's author."""
 _LONGEST: Final = 100
 _LINK: Final = f"{c.LINK_PREFIX}.0.value_match"
-_EARLIER: Final = """
-SELECT span_id, rollout_id, name, author, link_value FROM rewards
-WHERE author IS NOT NULL AND rollout_id IN (SELECT unnest(?))"""
 _LABELS: Final = """
-SELECT rollout_id, span_id, name, value, author, start_ns FROM rewards
+SELECT rollout_id, span_id, name, value, author, link_value, start_ns FROM rewards
 WHERE author IS NOT NULL AND rollout_id IN (SELECT unnest(?)) ORDER BY start_ns"""
 
 
-def check_word(what: str, text: str) -> str:
+def _check_word(what: str, text: str) -> str:
     """Return the name of a score or person without spaces around it.
 
     Raises:
@@ -38,7 +35,7 @@ def check_word(what: str, text: str) -> str:
     return word
 
 
-def describe_author(name: str | None, author: str | None) -> dict[str, str]:
+def describe_author(name: str | None = None, author: str | None = None) -> dict[str, str]:
     """Return the attributes of a reward that say its name and who gave it.
 
     Raises:
@@ -46,11 +43,11 @@ def describe_author(name: str | None, author: str | None) -> dict[str, str]:
     """
     attributes = {}
     if name is not None:
-        attributes[c.REWARD_NAME] = check_word("name", name)
+        attributes[c.REWARD_NAME] = _check_word("name", name)
         if attributes[c.REWARD_NAME] == c.PRIMARY_REWARD:
             raise ConfigError("primary is the program's own reward; give the score another name")
     if author is not None:
-        attributes[c.REWARD_AUTHOR] = check_word("author", author)
+        attributes[c.REWARD_AUTHOR] = _check_word("author", author)
         attributes[c.REWARD_AUTHOR_KIND] = KIND
     return attributes
 
@@ -64,10 +61,9 @@ def retract_earlier(store: "Store", spans: Sequence[Span]) -> list[Span]:
     own = {_identify(span): span for span in spans if c.REWARD_AUTHOR in span.attributes}
     if not own:
         return []
-    rollout_ids = list({span.rollout_id for span in own.values()})
     return [
         retraction_span(row["span_id"], row["rollout_id"], span.attributes.get(c.RECEIVED))
-        for row in read_overview(store.source, _EARLIER, [rollout_ids])
+        for row in list_labels(store, list({span.rollout_id for span in own.values()}))
         if (span := own.get((row["rollout_id"], row["name"], row["author"], row["link_value"])))
     ]
 

@@ -17,6 +17,7 @@ from lightning_otel.serve.viewer import (
     resources,
     rollouts,
     runs,
+    selections,
     spans,
     sql,
     templating,
@@ -26,7 +27,7 @@ from lightning_otel.serve.viewer import (
 )
 
 _PAGES: Final = (
-    export, home, label, prompts, resources, rollouts, runs, spans, sql, templating, trace,
-    traces, transitions,
+    export, home, label, prompts, resources, rollouts, runs, selections, spans, sql, templating,
+    trace, traces, transitions,
 )  # fmt: skip
 ROUTES: Final[list[Route]] = [route for page in _PAGES for route in page.ROUTES]

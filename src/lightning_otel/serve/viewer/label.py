@@ -1,9 +1,8 @@
 """Labels: the items of a list, one a screen, each scored by a key; the next comes by itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
-from urllib.parse import urlencode
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -11,9 +10,10 @@ from starlette.routing import Route
 
 from lightning_otel import config, rewards
 from lightning_otel.dataset import Store
+from lightning_otel.dataset.selections import list_uses
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.rewards.feedback import give, make_feedback, reward_from_feedback
-from lightning_otel.rewards.labels import check_word, list_labels
+from lightning_otel.rewards.labels import describe_author, list_labels
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.viewer import page
@@ -36,39 +36,47 @@ ITEMS: Final = 500
 STEPS: Final = 20
 """Steps of an item that are shown; its trace has all."""
 _STARS: Final = {str(stars): round(reward_from_feedback(rating=stars), 9) for stars in range(1, 6)}
-_SITTING: Final = ("of", "sort", "page", "rollout", "names", "author", "item")
+_CHOOSING: Final = ("of", "sort", "page", "rollout")
+
+
+def choose_items(
+    request: Request, others: Sequence[str], most: int | None = ITEMS
+) -> Callable[[Store], tuple[list[str], bool]]:
+    """Return what finds the rollouts that an address of a list chooses; True if more follow.
+
+    They are those that are named (``rollout``), else those of a page of the list that match.
+    """
+    number = page.integer(request, "page", 1, 1, 10_000_000)
+    view = _LISTS[page.choice(request, "of", tuple(_LISTS))]
+    values = page.read_filters(request, view.filters, (*_CHOOSING, *others))
+    sort = page.sort_of(request, view)
+    named = list(dict.fromkeys(request.query_params.getlist("rollout")))
+
+    def find(store: Store) -> tuple[list[str], bool]:
+        if named or page.faults_of(request):
+            return named[:most], len(named) > (most or len(named))
+        # What a list shows of its rows is not read: they are named here.
+        offset = (number - 1) * (most or 0)
+        rows, total, _ = replace(view, add=None).read(
+            store, values, limit=most, offset=offset, sort=sort
+        )
+        return list(dict.fromkeys(row["rollout_id"] for row in rows)), offset + len(rows) < total
+
+    return find
 
 
 @page.with_form_faults
 async def label(request: Request) -> Response:
     """The page: who labels under which names is asked for once, and then an item is shown."""
-    number = page.integer(request, "page", 1, 1, 10_000_000)
-    of = page.choice(request, "of", tuple(_LISTS))
-    view = _LISTS[of]
-    values = page.read_filters(request, view.filters, _SITTING)
-    sort, names, author = page.sort_of(request, view), _read_names(request), _read_author(request)
-    picked = list(dict.fromkeys(request.query_params.getlist("rollout")))[:ITEMS]
-    fields = {"names": names, "author": author, "of": of, "number": number}
+    find = choose_items(request, ("names", "author", "item"))
+    names = _read_words(request, "names", "name", 9)
+    author = "".join(_read_words(request, "author", "author", 1))
+    fields = {"of": page.choice(request, "of", tuple(_LISTS)), "names": names, "author": author}
 
     def read(store: Store) -> Mapping[str, object]:
-        content: dict[str, object] = {
-            "items": [],
-            "total": 0,
-            "sitting": None,
-            "item": None,
-            **fields,
-        }
-        if page.faults_of(request):
-            return content
-        items, total = picked, len(picked)
-        if not picked:
-            # What a list shows of its rows is not read: they are named here.
-            rows, total, _ = replace(view, add=None).read(
-                store, values, limit=ITEMS, offset=(number - 1) * ITEMS, sort=sort
-            )
-            items = list(dict.fromkeys(row["rollout_id"] for row in rows))
-        content |= {"items": items, "total": total}
-        if not (items and names and author):
+        items, is_more = find(store)
+        content = {"items": items, "is_more": is_more, "sitting": None, "item": None, **fields}
+        if page.faults_of(request) or not (items and names and author):
             return content
         asked = request.query_params.get("item")
         return {**content, **_read_sitting(store, items, names, author, asked)}
@@ -76,23 +84,18 @@ async def label(request: Request) -> Response:
     return await page.answer(request, "label.html", read, title="Label")
 
 
-def _read_names(request: Request) -> list[str]:
-    names = dict.fromkeys(filter(None, map(str.strip, page.text(request, "names").split(","))))
-    for name in names:
-        try:
-            make_feedback("rollout", "", reward=0.0, name=name)
-        except ConfigError as exc:
-            page.refuse_field(request, "names", str(exc))
-    return list(names)
-
-
-def _read_author(request: Request) -> str:
-    author = page.text(request, "author")
+def _read_words(request: Request, field: str, key: str, most: int) -> list[str]:
+    """Read names of scores, or the one of a person, that a label may have."""
+    texts = page.text(request, field).split(",")
+    words = list(dict.fromkeys(filter(None, map(str.strip, texts))))
     try:
-        return check_word("author", author) if author else ""
+        for word in words:
+            describe_author(**{key: word})
+        if len(words) > most:
+            raise ConfigError(f"{field} has {len(words)} names; write {most} at most")
     except ConfigError as exc:
-        page.refuse_field(request, "author", str(exc))
-        return ""
+        page.refuse_field(request, field, str(exc))
+    return words
 
 
 def _read_sitting(
@@ -182,29 +185,34 @@ async def keep(request: Request) -> Response:
         raise RefusalError(400, f"reward is {reward:g}; it is a number from -1 to 1")
     take = request.app.state.ingester.keep
 
-    def work(store: Store) -> bool:
+    def work(store: Store) -> tuple[bool, list[str]]:
+        own = (name, author, None)
+        earlier = [
+            row for row in list_labels(store, [item])
+            if (row["name"], row["author"], row["link_value"]) == own
+        ]  # fmt: skip
+        notes = [text for row in earlier for text in _word_uses(store, row)]
         if reward is None:
-            own = (name, author)
-            earlier = [
-                each for each in list_labels(store, [item])
-                if (each["name"], each["author"]) == own
-            ]  # fmt: skip
-            for each in earlier:
-                rewards.retract(store, each["span_id"], take)
-            return True
+            for row in earlier:
+                rewards.retract(store, row["span_id"], take)
+            return True, notes
         feedback = make_feedback("rollout", item, reward=reward, name=name, author=author)
-        return give(store, [feedback], take) != [None]
+        return give(store, [feedback], take) != [None], notes
 
-    if not await page.run(request, work):
+    is_kept, notes = await page.run(request, work)
+    if not is_kept:
         raise RefusalError(404, f"there is no rollout {item!r} in the store; see the list")
     if not page.is_for_people(request):
-        return JSONResponse({"item": item, "name": name, "reward": reward})
-    return page.see(_address_of(request, item if reward is None else fields.get("following", "")))
+        return JSONResponse({"item": item, "name": name, "reward": reward, "notes": notes})
+    following = item if reward is None else fields.get("following")
+    return page.see(page.url(request, item=following or None))
 
 
-def _address_of(request: Request, item: str) -> str:
-    query = [pair for pair in request.query_params.multi_items() if pair[0] != "item"]
-    return f"/label?{urlencode([*query, *([('item', item)] if item else [])])}"
+def _word_uses(store: Store, row: Mapping[str, Any]) -> Iterator[str]:
+    """Say which data sets hold a label that is taken back, and where they were exported to."""
+    for version, paths in list_uses(store, row["rollout_id"], row["name"], row["start_ns"]).items():
+        files = f", exported to {', '.join(paths)}" if paths else ""
+        yield f"The earlier label stays in {version}{files}; save the selection again."
 
 
 ROUTES: Final[list[Route]] = [

@@ -26,7 +26,7 @@ _FEW: Final = 5
 """Calls shown of each reason, until one is asked for."""
 MANY: Final = 200
 """Calls of the one that is asked for, a part at a time."""
-_PARAMETERS: Final = ("page", "reason", "dropped", "after", "rollouts")
+PARAMETERS: Final = ("page", "reason", "dropped", "after", "rollouts")
 _NEWEST_FIRST: Final = (
     "min(start_ns) OVER (PARTITION BY rollout_id) DESC, rollout_id, attempt_id, agent, branch, "
     "step, start_ns"
@@ -52,11 +52,11 @@ async def transitions(request: Request) -> Response:
     is_all = page.choice(request, "rollouts", ("newest", "all")) == "all"
 
     def read(store: Store) -> Mapping[str, object]:
-        selection = read_selection(request, store, _PARAMETERS, TRANSITIONS)
+        selection = read_selection(request, store, PARAMETERS, TRANSITIONS)
         content = {"filters": TRANSITIONS, "query_of": selection.query}
         if page.faults_of(request):
             return content
-        is_whole = is_all or "rollout_id" in selection.query
+        is_whole = is_all or not selection.query.keys().isdisjoint(("rollout_id", "selection"))
         within = None if is_whole else _find_window(store, selection, first)
         table = store.transitions(
             bodies=False, **{**selection.keywords, **(within or {}).get("times", {})}

@@ -11,6 +11,7 @@ const given = []; // what was done, for undo
 let { items, names, author, done } = JSON.parse(desk?.dataset.sitting ?? "{}");
 let at = items?.indexOf(desk.dataset.item) ?? -1;
 let sending = Promise.resolve();
+let pending = 0; // scores that are not kept yet: who leaves is asked
 
 // --- who labels, and what: asked for once, and remembered by the browser ----------------------------
 
@@ -86,14 +87,18 @@ async function send(fields) {
   return told;
 }
 
+addEventListener("beforeunload", (event) => { if (pending) event.preventDefault(); });
+
 function queue(fields, place) {
+  pending += 1;
   sending = sending.then(() => send(fields)).then(
-    (told) => { if (told.note) $("#told").textContent = told.note; },
+    (told) => { if (told.notes?.length) $("#told").textContent += `. ${told.notes.join(" ")}`; },
     (error) => {
+      done = done.filter((each) => each !== fields.item);
       $("#told").textContent = `Not kept: ${error.message}`;
       return show(place, fields.name);
     },
-  );
+  ).finally(() => { pending -= 1; });
   return sending;
 }
 
@@ -133,6 +138,6 @@ $("[rel=next]", judge ?? document)?.addEventListener("click", (event) => {
 });
 
 if (desk) {
-  keys.set("[", () => show(at - 1));
+  keys.set("[", () => desk.hasAttribute("aria-busy") || show(at - 1));
   readPart(at + 1);
 }

@@ -1,0 +1,91 @@
+"""Data sets: selections saved under a name, the first rows of a version, and two compared."""
+
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lightning_otel.dataset import Store
+from lightning_otel.dataset.selections import SelectionDiff, list_versions, read_version
+from lightning_otel.serve.bodies import form
+from lightning_otel.serve.viewer import page
+from lightning_otel.serve.viewer.label import choose_items
+from lightning_otel.serve.viewer.selection import read_selection
+from lightning_otel.serve.viewer.transitions import PARAMETERS, shorten_step
+from lightning_otel.serve.viewer.urls import page_path
+from lightning_otel.views.options import TRANSITIONS
+
+ROWS: Final = 10
+"""First rows of a version that are shown."""
+_MOST: Final = 50
+"""Steps of each kind that a comparison lists."""
+
+
+def _choose_options(request: Request) -> Callable[[Store], dict[str, Any]]:
+    """Return what finds the options that the address of a list, or of transitions, stands for."""
+    if request.query_params.get("of") == "transitions":
+        others = ("of", *PARAMETERS)
+        return lambda store: dict(read_selection(request, store, others, TRANSITIONS).keywords)
+    find = choose_items(request, ("reward",), most=None)
+    return lambda store: {"rollout_id": find(store)[0]}
+
+
+async def selections(request: Request) -> Response:
+    """The list, and the form that saves what an address chooses."""
+    is_saving = bool(request.query_params)
+
+    def read(store: Store) -> Mapping[str, object]:
+        names = list_versions(store)
+        versions = [read_version(store, name) for name in names]
+        return {"versions": versions, "is_saving": is_saving}
+
+    return await page.answer(request, "selections.html", read, title="Data sets")
+
+
+async def save(request: Request) -> Response:
+    """Save what the address chooses as the next version."""
+    fields, choose = await form(request), _choose_options(request)
+    name, reward = (fields.get(key, "").strip() for key in ("name", "reward"))
+    source = page.url(request).removeprefix("/selections")
+
+    def work(store: Store) -> object:
+        options = choose(store) | ({"reward": reward} if reward else {})
+        return store.save_selection(name, source=source, **options)
+
+    await page.run(request, work, is_long=True)
+    return page.see(page_path("selections", name))
+
+
+async def selection(request: Request) -> Response:
+    """One version: its first rows, and how it differs from another one."""
+    name = request.path_params["name"]
+    number = page.integer(request, "version", 0, 0, 10**9)
+    other = page.integer(request, "with", 0, 0, 10**9)
+
+    def read(store: Store) -> Mapping[str, object]:
+        version = read_version(store, f"{name}@{number}" if number else name)
+        numbers = list_versions(store)[name]
+        before = other or max((n for n in numbers if n < version.version), default=0)
+        earlier = read_version(store, f"{name}@{before}") if before else None
+        steps = islice(store.transitions(selection=str(version)), ROWS)
+        return {
+            "title": str(version),
+            "version": version,
+            "numbers": numbers,
+            "earlier": earlier,
+            "difference": SelectionDiff.of(earlier, version) if earlier else None,
+            "most": _MOST,
+            "rows": [(step, shorten_step(step, {})) for step in steps],
+        }
+
+    return await page.answer(request, "selection.html", read, is_long=True)
+
+
+ROUTES: Final[list[Route]] = [
+    Route("/selections", selections, methods=["GET"]),
+    Route("/selections", save, methods=["POST"]),
+    Route("/selections/{name:str}", selection, methods=["GET"]),
+]
