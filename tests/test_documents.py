@@ -5,17 +5,19 @@ import tomllib
 from pathlib import Path
 from typing import get_args
 
+import openai
 import pytest
 from tests.cli.reference import reference
 from tests.pages import AGENT, DOCS, README, ROOT, Part, parts, walk
 from tests.test_picture import parsed, texts
 
-from lightning_otel import config
+from lightning_otel import Store, auto_trace, config, emit_reward
 from lightning_otel.algorithms.options import TrainingOptions
 from lightning_otel.cli import _COMMANDS
 from lightning_otel.cli import doctor as cli_doctor
 from lightning_otel.dataset import formats
 from lightning_otel.dataset.query import QueryKeywords
+from lightning_otel.demo.agent import solve
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.views import doctor, waiting
 
@@ -84,6 +86,29 @@ def test_pictures_are_of_the_demo_and_small() -> None:
     assert len(curves) < 60_000
     assert len(concepts) < 8_000
     assert len((DOCS / "viewer.png").read_bytes()) <= 150_000
+
+
+def test_picture_beside_a_trace_shows_what_a_run_gives(store: Store) -> None:
+    """Its rows are the steps of the demo's agent: actions, rewards and token ids."""
+    with (
+        auto_trace(store=store, agent="calc", task="What is 17*23?"),
+        DemoServer(seed=7) as server,
+        openai.OpenAI(base_url=server.base_url, api_key="none") as client,
+    ):
+        answer = solve(client, "What is 17*23?")
+        emit_reward(1.0)
+
+    picture = (DOCS / "beside.svg").read_text()
+    shown = set(texts(parsed(picture)))
+
+    first, last = store.transitions()
+    assert f"“{answer}”" in shown
+    assert (first.reward, last.reward) == (None, 1.0)
+    for step in (first, last):
+        assert f"[{' '.join(map(str, step.response_ids))}]" in shown
+        logprobs = (f"{value:.1f}".replace("0.0", ".0") for value in step.logprobs)
+        assert f"[{' '.join(logprobs)}]" in shown
+    assert len(picture) < 5_000
 
 
 PARTS = [

@@ -15,6 +15,7 @@ from tests.pages import AGENT, README, ROOT, blocks, environment, part
 
 from lightning_otel import Store, auto_trace, emit_reward
 from lightning_otel.demo.agent import solve
+from lightning_otel.demo.policy import Reply
 from lightning_otel.demo.server import DemoServer
 
 PAGE = part(README, __file__)
@@ -36,6 +37,21 @@ class Commands(NamedTuple):
     look: str
     docs: str
     test: str
+
+
+class Model(Writer):
+    """Adds, is polite if it is told to be, and writes prompts."""
+
+    def reply(self, body: object, rng: object) -> Reply:
+        """An answer to each of the page's agents, by its instructions."""
+        assert isinstance(body, dict)
+        answers = {
+            "Answer with a number.": "4",
+            "Answer briefly.": "Sugar?",
+            "Answer briefly and ask politely.": "Sugar, please?",
+        }
+        answer = answers.get(body["messages"][0]["content"])
+        return super().reply(body, rng) if answer is None else Reply(text=answer)
 
 
 COMMANDS = Commands(*blocks(PAGE, "bash"))
@@ -62,13 +78,15 @@ def test_readme_python_runs(tmp_path: Path, shell: dict[str, str], server: DemoS
     """Every Python block of the README runs, one after the other, in a fresh folder."""
     program = "\n".join(blocks(PAGE, "python"))
 
-    with DemoServer(Writer()) as model:
+    with DemoServer(Model()) as model:
         settings = environment(OPENAI_BASE_URL=model.base_url, OPENAI_API_KEY="none")
         out = run([sys.executable, "-W", "error", "-c", program], tmp_path, settings)
 
     assert (tmp_path / "transitions.parquet").exists()
     assert "None" not in out
     assert out.splitlines()[-1].startswith("held-out reward 0.000 → 1.000 over 8 tasks, ")
+    assert "What is 2+2?" in out.splitlines()[0]  # the first step, with its reward
+    assert out.splitlines()[0].endswith(" 1.0")
     store = Store(tmp_path / ".lightning" / "traces.duckdb")
     (step,) = store.transitions(agents="calc")
     assert dict(step.rewards).keys() == {"primary", "correct", "short", "politeness", "useful"}

@@ -14,6 +14,7 @@ from lightning_otel.cli.output import count_noun, format_size, print_note, sugge
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, LightningOtelError, NotFoundError
 from lightning_otel.exporters.forwarding import Forwarder
+from lightning_otel.exporters.forwarding.phoenix import Annotations, PhoenixSender, is_reward
 from lightning_otel.exporters.forwarding.process import PREFIX, follow_process
 from lightning_otel.exporters.forwarding.senders import sender_for
 from lightning_otel.store.follow import Follower
@@ -77,10 +78,12 @@ def lake(place: str | None, is_rest_included: bool, store: str | None) -> None:
 @rollout_option
 @click.option("--name", help="Name of the saved position [default: the endpoint].")
 @click.option("--once", is_flag=True, help="Stop after the spans stored so far.")
+@click.option("--phoenix", is_flag=True, help="Send rewards as annotations, too, to Phoenix.")
 @store_option
 def otlp(
-    url: str | None, rollout: str | None, name: str | None, once: bool, store: str | None
-) -> int:
+    url: str | None, rollout: str | None, name: str | None, once: bool, phoenix: bool,
+    store: str | None,
+) -> int:  # fmt: skip
     """Send stored and new spans to an OTLP endpoint, oldest first.
 
     The position is saved on disk: started again, it continues there. While the endpoint is down, it
@@ -92,24 +95,56 @@ def otlp(
         raise ConfigError("no endpoint is named; name one with --to http://127.0.0.1:4318")
     sender = sender_for(endpoint)
     opened = Store(store)
+    annotator = PhoenixSender(endpoint) if phoenix else None
     follower = _open_follower(opened, rollout, name, endpoint.url)
     is_allowed = config.content().is_exported
     note = "" if is_allowed else ", without what was said (LIGHTNING_OTEL_EXPORT_CONTENT=1 adds it)"
+    forwarder = Forwarder(follower, sender, with_content=is_allowed, on_error=_print_error)
+    forwarders = [forwarder]
+    if annotator is not None:
+        annotations = Annotations(opened, with_content=is_allowed)
+        rewards = _follow_rewards(opened, follower, rollout)
+        forwarders.append(
+            Forwarder(
+                rewards, annotator, with_content=is_allowed, on_error=_print_error,
+                encode=annotations.encode,
+            )
+        )  # fmt: skip
     with Stop() as stop:
         print_note(f"⚡ {opened.name} → {endpoint.url}{note}")
-        forwarder = Forwarder(follower, sender, with_content=is_allowed, on_error=_print_error)
-        forwarder.start(is_once=once)
-        while forwarder.is_running and not stop.wait(0.02):
-            pass
-        is_done = forwarder.finish()
-    pending = 0 if is_done else None
-    if once and not is_done and not forwarder.is_running:
+        are_done = _run_forwarders(forwarders, stop, is_once=once)
+    pending = 0 if are_done[0] else None
+    if once and not are_done[0] and not forwarder.is_running:
         pending = len(_open_follower(opened, rollout, name, endpoint.url).batch(_MOST_COUNTED))
     tell_forwarding(forwarder, pending)
-    if forwarder.error is not None:
-        raise forwarder.error
-    is_whole = is_done and not forwarder.rejected
+    for rewarder, is_done in zip(forwarders[1:], are_done[1:], strict=True):
+        tell_forwarding(rewarder, 0 if is_done else None, sort=("Phoenix", "reward"))
+    for one in forwarders:
+        if one.error is not None:
+            raise one.error
+    is_whole = all(are_done) and not any(one.rejected for one in forwarders)
     return 0 if is_whole or not once else _NOT_DELIVERED
+
+
+def _run_forwarders(forwarders: list[Forwarder], stop: Stop, *, is_once: bool) -> list[bool]:
+    """Run all until stopped; once, one after the other, as annotations need their spans."""
+    for group in [[one] for one in forwarders] if is_once else [forwarders]:
+        for one in group:
+            one.start(is_once=is_once)
+        while all(one.is_running for one in group) and not stop.wait(0.02):
+            pass
+    return [one.finish() for one in forwarders]
+
+
+def _follow_rewards(opened: Store, spans: Follower, rollout: str | None) -> Follower:
+    rollout_id = find_rollout_id(opened, rollout)
+    if opened.layout is None:
+        raise ConfigError("rewards are sent of a store on disk; name one with --store")
+
+    def is_wanted(span: Span) -> bool:
+        return is_reward(span) and rollout_id in (None, span.rollout_id)
+
+    return Follower(opened.layout, f"{spans.name}-phoenix", select=is_wanted)
 
 
 def _open_follower(opened: Store, rollout: str | None, name: str | None, url: str) -> Follower:
@@ -137,11 +172,14 @@ def _print_error(last_error: str) -> None:
     print_note(f"  waiting: {last_error}" if last_error else "  it takes spans again")
 
 
-def tell_forwarding(forwarder: Forwarder, pending: int | None, *, is_quiet: bool = False) -> None:
+def tell_forwarding(
+    forwarder: Forwarder, pending: int | None, *, is_quiet: bool = False,
+    sort: tuple[str, str] = ("OTLP", "span"),
+) -> None:  # fmt: skip
     """Say what became of the spans, of which some may wait; None if it is not known how many."""
     if is_quiet and not pending and not forwarder.rejected:
         return
-    text = f"  OTLP: {count_noun(forwarder.delivered, 'span')} delivered"
+    text = f"  {sort[0]}: {count_noun(forwarder.delivered, sort[1])} delivered"
     for reason, number in forwarder.rejected.most_common():
         text += f", {number} REJECTED: {reason}"
     if pending or pending is None:

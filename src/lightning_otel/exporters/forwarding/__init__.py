@@ -4,7 +4,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from opentelemetry.instrumentation.utils import suppress_instrumentation
@@ -56,6 +56,7 @@ class Forwarder:
         with_content: bool,
         wait: Callable[[float], bool] | None = None,
         on_error: Callable[[str], None] = lambda text: None,
+        encode: Callable[[Sequence[Span]], bytes] | None = None,
     ) -> None:
         """Args:
         follower: The source of spans, which keeps the position.
@@ -63,10 +64,12 @@ class Forwarder:
         with_content: Whether messages and other content may leave.
         wait: Waits for seconds; returns whether it was told to hurry.
         on_error: Called when the endpoint begins to refuse, and with "" when it takes again.
+        encode: Makes a request's body of spans; by default OTLP's.
         """
         self._follower = follower
         self._sender = sender
         self._with_content = with_content
+        self._encode = encode or self._encode_otlp
         self._hurried = threading.Event()
         self._wait = wait or self._hurried.wait
         self._on_error = on_error
@@ -157,8 +160,7 @@ class Forwarder:
     def _answer_to(self, part: list[Span]) -> Answer | None:
         """Return what the endpoint says of some spans at last; None if told not to wait."""
         try:
-            sent = [to_conventions(span, with_content=self._with_content) for span in part]
-            body = encode_request(sent, with_content=self._with_content)
+            body = self._encode(part)
         except UnsendableError as exc:
             return Answer(Verdict.BAD, str(exc))
         is_last_try = self._hurried.is_set()
@@ -176,6 +178,10 @@ class Forwarder:
             if is_last_try:
                 return None
             is_last_try = self._wait(self._wait_s(answer)) or self._hurried.is_set()
+
+    def _encode_otlp(self, part: Sequence[Span]) -> bytes:
+        sent = [to_conventions(span, with_content=self._with_content) for span in part]
+        return encode_request(sent, with_content=self._with_content)
 
     def _send_body(self, body: bytes) -> Answer:
         self._asked_s = time.monotonic()
