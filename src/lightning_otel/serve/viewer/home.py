@@ -22,6 +22,7 @@ from lightning_otel.errors import ConfigError, StoreMissingError
 from lightning_otel.serve.api.cache import CachedRead
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.runs import list_live_resources
+from lightning_otel.serve.viewer.traces import COLUMNS
 from lightning_otel.store.prices import read_prices
 from lightning_otel.store.source import with_last_facts
 from lightning_otel.store.views import DIMENSIONS
@@ -61,6 +62,7 @@ async def home(request: Request) -> Response:
             "periods": PERIODS,
             "parts": list(_read_parts(request, store, choices)) if is_any else (),
             "newest": newest,
+            "columns": COLUMNS,
             "living": list_live_resources(request),
             "server": f"{request.url.scheme}://{request.url.netloc}",
         }
