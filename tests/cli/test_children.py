@@ -366,7 +366,8 @@ def test_one_request_is_one_call_everywhere(
     report, store = Store(path).report(), Store(path)
     (trace_id,) = {span.trace_id for span in store.spans() if span.name == "chat m"}
     browser, url = Asking(served(store, "", key=KEY)), f"/traces/{trace_id}"
-    funnel, traces, trace = (browser.get(at).words for at in ("/home/funnel", "/traces", url))
+    paths = ("/home/funnel", "/traces?show=models&show=calls&show=spans", url)
+    funnel, traces, trace = (browser.get(path).words for path in paths)
 
     assert len(server.log) == 7
     assert "⚡ 11 spans, 6 calls, " in done.stderr

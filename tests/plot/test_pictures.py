@@ -46,7 +46,9 @@ def test_scales_hold_any_numbers(one: float, other: float, value: float, most: i
         (ticks(3.0, 97.0, 4), [20.0, 40.0, 60.0, 80.0]),
         (ticks(-1e308, 1e308, 4), [-1e308, 0.0, 1e308]),
         (chart_of([]).bounds(), (0.0, 1.0)),
-        (chart_of([3.0]).bounds(), (2.5, 3.5)),
+        (chart_of([3.0]).bounds(), (2.7, 3.3)),
+        (chart_of([1e-4] * 9).bounds(), (0.9e-4, 1.1e-4)),
+        (chart_of([0.0]).bounds(), (-0.5, 0.5)),
         (chart_of([3.0]).reach(), (0, 2)),
     ],
 )
@@ -175,8 +177,34 @@ def test_bins_have_a_band_and_versions_whiskers() -> None:
 
     assert ["band s0" in picture for picture in pictures] == [True, False]
     assert ["whisker s0" in picture for picture in pictures] == [False, True]
+    assert ['class="mean' in picture for picture in pictures] == [True, False]
     assert "mean of the last 8" in pictures[0]
     assert "version a@1 · 0.5 ± 0.25 (mean of 4)" in pictures[1]
+
+
+def test_scales_cover_what_is_drawn() -> None:
+    """A maximum that no dot, band or interval shows stretches none; a constant is where it is."""
+    one = Point(1, 0.5, 0.0, 7.0, 4, 0.5, 4, error=0.25, label="a@1")
+    two = Point(2, 0.7, 0.5, 0.9, 4, 0.6, 8, error=0.1, label="a@2")
+    line = Series("", (one, two))
+    versions = Chart("reward", "reward", "version", (line,))
+    several = Chart("reward", "reward", "step", (line, replace(line, name="b")))
+    flat = drawn(chart_of([1e-4] * 20), 40)
+
+    assert versions.bounds() == pytest.approx((0.25, 0.8))
+    assert (several.bounds(), several.bounds(has_dots=False)) == ((0.5, 0.7), (0.5, 0.6))
+    assert drawn(versions, 24)[1:9] == [
+        "    ││                 │",
+        "    ││                 *",
+        "0.6 ┤│                 │",
+        "    ││",
+        "    │*",
+        "0.4 ┤│",
+        "    ││",
+        "    ││",
+    ]
+    assert [line[:9] for line in flat if "┤" in line] == ["0.00011 ┤", " 0.0001 ┤", "  9e-05 ┤"]
+    assert ["█" in line or "▁" in line for line in flat[3:6]] == [False, True, True]
 
 
 def test_lines_are_told_apart_without_colour() -> None:

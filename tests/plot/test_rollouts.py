@@ -14,6 +14,7 @@ import pytest
 from tests.plot.made import SECOND, START_NS, fill, rollout
 
 from lightning_otel import Store, plot_training_metrics
+from lightning_otel.errors import ConfigError
 from lightning_otel.types import conventions as c
 
 MANY = int(os.environ.get("LIGHTNING_TEST_ROLLOUTS", "1000"))
@@ -48,6 +49,23 @@ def test_reward_by_rollout_is_a_point_each_with_its_moving_mean(store: Store) ->
     assert [(point.x, point.value) for point in found] == list(enumerate(values, 1))
     assert [point.mean for point in found] == pytest.approx([0, 0.5, 2 / 3, 2.5 / 3, -0.5 / 3, 0.5])
     assert [point.mean_count for point in found] == [1, 2, 3, 3, 3, 3]
+
+
+def test_each_agent_has_a_line(store: Store) -> None:
+    """Of the rollouts in which it took part, at their places; by rollout or time alone."""
+    for number, agents in enumerate(("a", "b", "a b", "a"), 1):
+        for rank, agent in enumerate(agents.split()):
+            stamps = {c.AGENT_NAME: agent, c.ROLLOUT_ID: f"r{number}"}
+            reward = number / 4 if rank == 0 else None
+            store.add(rollout(number * 10 + rank, reward, stamps=stamps))
+
+    (chart,) = drawn(store, "reward", split="agent")
+
+    assert [(line.name, [point.x for point in line.points]) for line in chart.series] == [
+        ("a", [1, 3, 4]), ("b", [2, 3]),
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="by rollout or by time"):
+        drawn(store, "reward", split="agent", by="version")
 
 
 @pytest.mark.parametrize(

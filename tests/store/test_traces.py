@@ -165,6 +165,9 @@ def test_a_trace_is_named_by_its_task_or_by_what_was_asked(
     named = [
         ({c.TASK: '"sum"'}, ("sum", "")), ({c.TASK: '{"q":"sum"}'}, ("sum", "")),
         ({c.TASK: '{"q":1,"a":2}'}, ('{"q":1,"a":2}', "")), ({c.INPUT_MESSAGES: "["}, ("", "")),
+            ({c.TASK: '{"id":"long-name","question":"who?"}'}, ("who?", "")),
+            ({c.TASK: '{"task":{"id":"x","words":"how many"}}'}, ("how many", "")),
+            ({c.TASK: '[{"role":"user","content":"hi"}]'}, ("hi", "")),
         ({c.INPUT_MESSAGES: asked}, ("", "why")),
     ]  # fmt: skip
     for number, (attributes, _) in enumerate(named):

@@ -222,20 +222,66 @@ def test_addresses_hold_no_empty_fields(ask: Ask, store: Store) -> None:
     assert answer.headers["location"].endswith("/traces?q=Norway")
 
 
-def test_a_conversation_is_the_traces_that_name_it(ask: Ask, store: Store) -> None:
-    """Its id is searched for, and its former address leads there."""
-    for letter, name in (("a", 'ada "1"'), ("b", "bob"), ("c", 'ada "1"')):
+def test_a_conversation_is_the_rollouts_that_name_it(ask: Ask, store: Store) -> None:
+    """As one row, with what was asked first; its address leads to its traces, its box to export."""
+    for at, (letter, name) in enumerate((("a", 'ada "1"'), ("b", "bob"), ("c", 'ada "1"')), 1):
         named = {c.ROLLOUT_ID: f"rollout-{letter}", c.CONVERSATION_ID: name}
-        store.add([span(1, trace_id=letter * 32, attributes=named)])
+        given, told = said(("user", f"asked {letter}")), said(("assistant", f"told {letter}"))
+        store.add([call(at, None, given, told, trace_id=letter * 32, attributes=named)])
+    own = "/conversations/ada%20%221%22"
 
-    moved, whole = ask(store, "/conversations/ada%20%221%22"), ask(store, "/conversations")
-    traces = ask(store, moved.headers["location"])
-    rollout = ask(store, "/traces?q=rollout-b")
+    moved, whole = ask(store, own), ask(store, "/conversations?q=ASKED+C")
+    traces, rollout = ask(store, moved.headers["location"]), ask(store, "/traces?q=rollout-b")
+    chosen = ask(store, "/export?of=conversations&rollout=ada+%221%22")
 
-    assert (moved.status, moved.headers["location"]) == (308, "/traces?q=ada+%221%22")
-    assert (whole.status, whole.headers["location"]) == (308, "/traces")
+    assert (moved.status, moved.headers["location"]) == (308, "/traces?conversation=ada+%221%22")
+    assert "1 conversation" in whole.words
+    assert 'asked a ada "1" told c succeeded – 2 2 ' in whole.words
+    assert f'href="{own}"' in whole.text
     assert set(re.findall(r'href="/traces/(\w)', traces.text)) == {"a", "c"}
     assert set(re.findall(r'href="/traces/(\w)', rollout.text)) == {"b"}
+    assert chosen.headers["location"].endswith("?rollout_id=rollout-a%2Crollout-c")
+
+
+def test_rows_are_chosen_compared_and_exported(visit: Visits, filled: Store) -> None:
+    """By keys and boxes; from one the next is a key away; columns are a choice in the address."""
+    page = visit(filled, "/traces?q=a&show=title&show=models&show=reward")
+    assert page.locator("thead th").all_inner_texts()[1:] == ["Input", "Models", "Reward"]
+    for key in "jxjx":
+        page.keyboard.press(key)
+    assert violations(page) == []
+    page.click("text=Compare")
+    page.wait_for_url(f"**/traces/{'b' * 32}/diff?with={'a' * 32}")
+    page.go_back()
+    page.uncheck("tbody tr:first-child input")
+    page.click("text=Export")
+    page.wait_for_url(f"**/transitions/export?rollout_id={'a' * 32}")
+    page.go_back()
+    page.click("tbody tr:first-child td:last-child")
+    page.wait_for_url(f"**/traces/{'b' * 32}")
+    assert page.is_hidden("[data-step='-1']")
+    page.keyboard.press("n")
+    page.wait_for_url(f"**/traces/{'a' * 32}")
+    assert page.is_hidden("[data-step='1']")
+    page.keyboard.press("p")
+    page.wait_for_url(f"**/traces/{'b' * 32}")
+    assert violations(page) == []
+
+
+def test_all_that_match_are_exported(ask: Ask, filled: Store) -> None:
+    """Times as they stand, any other filter by the rollouts that it finds; else it is refused."""
+    led, refused = (
+        [ask(filled, f"/{path}") for path in paths]
+        for paths in (
+            ("export?of=traces&since=2h", "export?of=rollouts&q=france", "export?of=traces"),
+            ("export?of=rollouts&agent=nobody", "export?of=rollouts&colour=red",
+             "compare?rollout=a", "traces?show=colour"),
+        )
+    )  # fmt: skip
+
+    places = [each.headers["location"].partition("/export?")[2] for each in led]
+    assert places == ["since=2h", f"rollout_id={'a' * 32}", ""]
+    assert [each.status for each in refused] == [400] * 4
 
 
 def test_a_match_is_marked_and_the_answer_is_shown(ask: Ask, store: Store) -> None:
@@ -261,7 +307,7 @@ def test_lists_are_sorted_by_their_heads(visit: Visits, store: Store) -> None:
     orders = []
     for _ in range(2):
         page.click("th a:has-text('Reward')")
-        orders.append(page.locator("tbody td:first-child").all_inner_texts())
+        orders.append(page.locator("tbody .id").all_inner_texts())
 
     assert orders == [["r1", "r0", "r3", "r2"], ["r3", "r0", "r1", "r2"]]
     assert page.get_attribute("th:has-text('Reward')", "aria-sort") == "ascending"

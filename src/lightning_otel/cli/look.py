@@ -294,6 +294,7 @@ def run_query(
     type=click.Choice(["rollout", "time", "step", "version"]),
     help="Horizontal axis.",
 )
+@click.option("--split", type=click.Choice(["agent"]), help="One line each.")
 @click.option("--run", "runs", multiple=True, metavar="ID", type=RUN,
               help="Metrics that this training run logged; a prefix, or @last.")  # fmt: skip
 @click.option("--mode", help="Only rollouts of this mode, such as val.")

@@ -66,7 +66,7 @@ def make_app(
     state.summaries = defaultdict[object, CachedRead[Mapping[str, object]]](
         partial(CachedRead, most_s=_SUMMARY_S)
     )
-    state.curves = defaultdict[tuple[str, str], CachedRead[Mapping[str, object]]](CachedRead)
+    state.curves = defaultdict[tuple[str, ...], CachedRead[Mapping[str, object]]](CachedRead)
     # Anybody here may give feedback: however much that is, who has the key is not kept waiting.
     state.feedback_readers = page.Readers()
     state.repositories, state.events = repositories, broker

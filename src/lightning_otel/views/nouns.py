@@ -1,37 +1,24 @@
-"""Views: rollouts and their attempts, the newest first."""
+"""Views: rollouts and their attempts, conversations and failures, the newest first."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.store.prices import SUM_COSTS
+from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.store.views import LAST_REWARD
-from lightning_otel.views.previews import read_texts, task_words
-from lightning_otel.views.table import SINCE, WHEN, Filter, View
+from lightning_otel.views.table import WHEN, Filter, View
+from lightning_otel.views.traces import CONVERSATION, DETAIL_VIEWS, add_details, search_filters
 
 if TYPE_CHECKING:
-    from lightning_otel.dataset import Store
     from lightning_otel.resources import Resources
 
 _FACTS: Final = ("rollouts",)
 _REWARDED: Final = Filter(
     "(reward IS NOT NULL) = ?", "Only those with, or without, a reward.", bool, views=_FACTS
 )
-_STATUS: Final = Filter(
-    "status = ?", "Only those with this status.",
-    choices=("running", "succeeded", "failed", "incomplete"),
-)  # fmt: skip
-_AGENTS: Final = "contains(coalesce(agents, ''), ?)"
-_PREFIX: Final = "prefix"
-
-
-def _add_contents(store: "Store", rows: list[dict[str, Any]], _: object) -> None:
-    ids = [row["rollout_id"] for row in rows]
-    texts = read_texts(
-        store.sql, rows, "rollout_id", [(rollout_id, rollout_id) for rollout_id in ids]
-    )
-    for row, (question, row["output"]) in zip(rows, texts, strict=True):
-        row["input"] = task_words(row["task"]) or question
-
+_STATUSES: Final = ("running", "succeeded", "failed", "incomplete")
+_STATUS: Final = Filter("status = ?", "Only those with this status.", choices=_STATUSES)
 
 ATTEMPTS: Final = View(
     (
@@ -53,35 +40,47 @@ ATTEMPTS: Final = View(
 )  # fmt: skip
 """Attempts at rollouts."""
 
+_BY_ROLLOUT: Final = f"""
+SELECT rollout_id, count(*) AS attempts, arg_max(status, start_ns) AS status,
+  min(start_ns) AS start_ns, max(end_ns) AS end_ns, sum(spans)::BIGINT AS spans,
+  sum(calls)::BIGINT AS calls, {LAST_REWARD} AS reward, {SUM_COSTS} AS cost,
+  arg_max_null(mode, start_ns) AS mode
+FROM rollouts GROUP BY rollout_id"""
+_SHARED: Final = (
+    "agents", "models", "input", "output", "spans", "calls", "tools", "reward", "input_tokens",
+    "output_tokens", "cost", "error_type", "error_message",
+)  # fmt: skip
 ROLLOUTS: Final = View(
-    (
-        "rollout_id", "attempts", "status", "start_ns", "end_ns", "agents", "spans", "calls",
-        "rewards", "reward", "cost", "task", "mode", "input", "output", "error_type",
-        "error_message",
-    ),
-    f"""SELECT rollout_id, count(*) AS attempts, arg_max(status, start_ns) AS status,
-    min(start_ns) AS start_ns, max(end_ns) AS end_ns,
-    arg_max(agents, start_ns) AS agents, sum(spans)::BIGINT AS spans, sum(calls)::BIGINT AS calls,
-    sum(rewards)::BIGINT AS rewards, {LAST_REWARD} AS reward, {SUM_COSTS} AS cost,
-    arg_max_null(error_type, start_ns) AS error_type,
-    arg_max_null(error_message, start_ns) AS error_message,
-    left(arg_max(task, start_ns), 300) AS task, arg_max_null(mode, start_ns) AS mode
-  FROM rollouts GROUP BY rollout_id""",
-    {
-        "id": Filter(
-            "starts_with(rollout_id, ?)", "Only ids with this prefix.", hint=_PREFIX, label="ID"
-        ),
-        "agent": Filter(_AGENTS, "Only those whose agents' names contain it.", views=_FACTS),
-        "status": _STATUS, "since": SINCE,
-    },
+    ("rollout_id", "attempts", "status", "start_ns", "end_ns", "task", "mode", *_SHARED),
+    _BY_ROLLOUT,
+    search_filters("rollout", _STATUSES),
     ("start_ns DESC", "rollout_id"),
     ("status", "reward", "attempts", "calls", "spans", "cost", "start_ns", "duration"),
-    _add_contents,
-    light="""SELECT rollout_id, arg_max(status, start_ns) AS status, min(start_ns) AS start_ns
+    partial(add_details, "rollout"),
+    DETAIL_VIEWS,
+    """SELECT rollout_id, arg_max(status, start_ns) AS status, min(start_ns) AS start_ns
   FROM attempts WHERE is_attempt GROUP BY rollout_id""",
-)  # fmt: skip
+)
 """Rollouts, each with its attempts as one."""
 
+CONVERSATIONS: Final = View(
+    ("conversation_id", "rollouts", "status", "start_ns", "end_ns", *_SHARED),
+    f"""SELECT conversation_id, list(rollout_id ORDER BY start_ns) AS rollout_ids,
+    count(*) AS rollouts, arg_min(rollout_id, start_ns) AS rollout_id,
+    arg_max(rollout_id, start_ns) AS last_id, arg_max(status, start_ns) AS status,
+    min(start_ns) AS start_ns, max(end_ns) AS end_ns, sum(spans)::BIGINT AS spans,
+    sum(calls)::BIGINT AS calls, avg(reward) AS reward, {SUM_COSTS} AS cost
+  FROM ({_BY_ROLLOUT}) JOIN (
+    SELECT DISTINCT {ROLLOUT} AS rollout_id, {CONVERSATION} AS conversation_id FROM spans
+    WHERE {CONVERSATION} <> ''
+  ) USING (rollout_id) GROUP BY conversation_id""",
+    search_filters("conversation", _STATUSES),
+    ("start_ns DESC", "conversation_id"),
+    ("status", "reward", "rollouts", "calls", "spans", "cost", "start_ns", "duration"),
+    partial(add_details, "conversation"),
+    DETAIL_VIEWS,
+)
+"""Conversations: the rollouts that name one, as one row; its reward is their mean."""
 
 FAILURES: Final = View(
     (

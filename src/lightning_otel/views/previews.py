@@ -44,6 +44,11 @@ _USER_TEXT: Final = re.compile(r'"role":\s*"user".*?' + _TEXT.pattern, re.DOTALL
 _QUOTE: Final = re.compile(r'(?<!\\)"')
 _SAYING: Final = ("call", "tool", "mark", "agent", "reward", "work")
 """Kinds of rows in which something is said."""
+_TASK_FIELDS: Final = (
+    "question", "prompt", "instruction", "query", "problem", "problem_statement", "input",
+    "messages", "task", "goal", "text", "content",
+)  # fmt: skip
+"""Fields of tasks that say what is asked, by data sets' usage."""
 _MARKED: Final = (c.MESSAGE_BODY, c.OBJECT_LITERAL, c.OBJECT_JSON)
 _SHORT_KEYS: Final = (c.TOOL_ARGUMENTS, c.TOOL_RESULT, *_MARKED)
 
@@ -223,13 +228,22 @@ def _whole_message(text: str) -> str:
 
 
 def task_words(task: str | None) -> str:
-    """A task as people say it: a text as it is, the first text of an object, else its JSON."""
-    if not task:
+    """Return the words of a task that was recorded as JSON; empty of none."""
+    return (word_task(parse_json(task)) or task) if task else ""
+
+
+def word_task(value: object) -> str:
+    """Return what a task asks: a text itself, of an object its question, else its longest text."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):  # of messages
+        people = (each for each in value if isinstance(each, dict) and each.get("role") == "user")
+        value = next(people, None)
+    if not isinstance(value, dict):
         return ""
-    value = parse_json(task)
-    if isinstance(value, dict) and len(value) == 1:
-        value = next(iter(value.values()))
-    return value if isinstance(value, str) else task
+    asked = (word_task(value[name]) for name in _TASK_FIELDS if name in value)
+    texts = [text for text in value.values() if isinstance(text, str)]
+    return next(filter(None, asked), "") or max(texts, key=len, default="")
 
 
 def _asked_words(text: str | None) -> str:

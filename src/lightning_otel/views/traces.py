@@ -1,10 +1,11 @@
-"""View of traces, with the filters and the text search of their list.
+"""View of traces, with the filters and details that lists of rollouts and conversations share.
 
-Columns without content tell which traces match; a page's own spans tell the rest.
+Columns without content tell which rows match; a page's own spans tell the rest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,12 +27,25 @@ if TYPE_CHECKING:
 STATUSES: Final = ("ended", "failed", "running", "incomplete")
 REWARDS_SINCE: Final = "reward IS NOT NULL AND operation IS NULL AND start_ns >= ?"
 """Rewards that are nothing else, from a time on."""
-_HAS_SPAN: Final = "trace_id IN (SELECT trace_id FROM spans, (SELECT {} AS value) WHERE {})"
-_HAS_REWARD: Final = (
-    f"rollout_id IN (SELECT rollout_id FROM rollouts GROUP BY 1 HAVING {LAST_REWARD} {{}})"
-)
+_OF_SPANS: Final = {
+    "trace": "trace_id IN (SELECT trace_id FROM {})",
+    "rollout": f"rollout_id IN (SELECT {ROLLOUT} FROM {{}})",
+    "conversation": f"""coalesce(
+  list_has_any(rollout_ids, (SELECT list({ROLLOUT}) FROM {{}})), false)""",
+}
+"""Conditions of the rows of a list, by its noun: of those with one of some spans."""
+_OF_REWARDS: Final = {
+    "trace": f"""rollout_id IN (
+  SELECT rollout_id FROM rollouts GROUP BY 1 HAVING {LAST_REWARD} {{}})""",
+    "rollout": "reward {}",
+    "conversation": "reward {}",
+}
 _REWARD_VIEWS: Final = ("rollouts",)
 """To bind it costs as much as all the others."""
+CONVERSATION: Final = attribute_sql(c.CONVERSATION_ID)
+DETAIL_VIEWS: Final = ("spans", "calls", "rollouts", "failures", ALIVE)
+"""Views that the rows of a list and their details are read of."""
+_RECEIVED: Final = attribute_sql(c.RECEIVED)
 _VERSION: Final = attribute_sql(c.RESOURCE_VERSION)
 # The object says of agents which version of each resource: {"*": {"prompt": "v3"}}.
 _IS_VERSION: Final = f"""contains(attributes::VARCHAR, 'lightning.resource')
@@ -47,31 +61,38 @@ _CONTAINS: Final = " OR ".join([
 ])  # fmt: skip
 
 
-def _add_details(store: "Store", rows: list[dict[str, Any]], con: Reader | None) -> None:
+def add_details(noun: str, store: "Store", rows: list[dict[str, Any]], con: Reader | None) -> None:
+    """Add what a list tells of each row on its page: agents, models, counts, errors and words."""
     assert con is not None
-    details, earned = con.run(lambda: _read_details(con, rows))
-    ends = [(row["trace_id"], row["trace_id"]) for row in rows]
-    read = sql_of(store, con)
-    for row, texts in zip(rows, read_texts(read, rows, "trace_id", ends), strict=True):
-        row |= details[row["trace_id"]]
-        row["reward"], task = earned.get(row["rollout_id"], (None, None))
+    key = f"{noun}_id"
+    details, earned = con.run(lambda: _read_details(con, rows, key))
+    place = "trace_id" if noun == "trace" else "rollout_id"
+    ends = [(row[place], row.get("last_id", row[place])) for row in rows]
+    texts = read_texts(sql_of(store, con), rows, place, ends)
+    for row, (question, answer) in zip(rows, texts, strict=True):
+        row |= details.get(row[key], {})
+        reward, task = earned.get(row["rollout_id"], (None, None))
+        row.setdefault("reward", reward)
         row["task"] = task_words(task)
-        row["input"], row["output"] = texts
+        row["input"], row["output"] = question, answer
+        row["title"] = row["task"] or question
 
 
 def _read_details(
-    con: Reader, rows: Sequence[dict[str, Any]]
+    con: Reader, rows: Sequence[dict[str, Any]], key: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, tuple[float | None, str | None]]]:
-    names = ", ".join(quote_text(row["trace_id"]) for row in rows)
-    bounds = [min(row["start_ns"] for row in rows), max(row["last_ns"] for row in rows)]
+    pairs = [(row[key], name) for row in rows for name in row.get("rollout_ids", (row[key],))]
+    last_ns = max(row.get("last_ns", row["end_ns"]) for row in rows)
+    member = "trace_id" if key == "trace_id" else ROLLOUT
     con.execute(
-        f"CREATE OR REPLACE TEMP TABLE page AS SELECT {', '.join(NARROW_COLUMNS)} FROM spans "
-        f"WHERE trace_id IN ({names}) AND start_ns BETWEEN ? AND ?",
-        bounds,
+        f"CREATE OR REPLACE TEMP TABLE page AS SELECT id, {', '.join(NARROW_COLUMNS)} FROM spans "
+        f"JOIN (SELECT unnest(?) AS id, unnest(?) AS member) ON {member} = member "
+        "WHERE start_ns BETWEEN ? AND ?",
+        [*map(list, zip(*pairs, strict=True)), min(row["start_ns"] for row in rows), last_ns],
     )
     cursor = con.execute(_DETAILS)
     keys = [column[0] for column in cursor.description or ()]
-    details = {row[0]: dict(zip(keys, row, strict=True)) for row in cursor.fetchall()}
+    details = {row[0]: dict(zip(keys[1:], row[1:], strict=True)) for row in cursor.fetchall()}
     earned = {
         rollout_id: (reward, task) for rollout_id, reward, task in con.execute(_EARNED).fetchall()
     }
@@ -98,23 +119,81 @@ WITH counted AS (SELECT *, operation IN ({CALL_OPERATIONS})
   operation = {quote_text(c.EXECUTE_TOOL)} AND (trace_id, coalesce(parent_span_id, '')) NOT IN
     (SELECT trace_id, span_id FROM page WHERE operation = {quote_text(c.EXECUTE_TOOL)}) AS is_tool
   FROM page)
-SELECT trace_id, string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
+SELECT id, string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
   coalesce(list_sort(list(DISTINCT model) FILTER (model <> '')), []) AS models,
-  count(*) FILTER (is_call) AS calls, coalesce(any_value(faults.errors), 0) AS errors,
-  any_value(faults.error_type) AS error_type, any_value(faults.error_message) AS error_message,
+  count(*) FILTER (is_call) AS calls, count(is_fault) AS errors,
+  first(error_type ORDER BY is_fatal DESC, start_ns) FILTER (is_fault) AS error_type,
+  first(error_message ORDER BY is_fatal DESC, start_ns) FILTER (is_fault) AS error_message,
   count(*) FILTER (is_tool) AS tools,
   sum(input_tokens) FILTER (is_call)::BIGINT AS input_tokens,
   sum(output_tokens) FILTER (is_call)::BIGINT AS output_tokens, {SUM_COSTS} AS cost
 FROM counted LEFT JOIN (SELECT trace_id, span_id, cost FROM ({COSTS})) USING (trace_id, span_id)
 LEFT JOIN (
-  SELECT trace_id, count(*) AS errors, first(error_type ORDER BY is_fatal DESC, start_ns)
-    AS error_type, first(error_message ORDER BY is_fatal DESC, start_ns) AS error_message
-  FROM failures GROUP BY trace_id
-) AS faults USING (trace_id)
-GROUP BY trace_id"""
+  SELECT trace_id, span_id, error_type, error_message, is_fatal, true AS is_fault FROM failures
+) USING (trace_id, span_id)
+GROUP BY id"""
 _EARNED: Final = f"""
 SELECT rollout_id, {LAST_REWARD} AS reward, any_value(task) AS task
 FROM rollouts WHERE rollout_id IN (SELECT {ROLLOUT} FROM page) GROUP BY 1"""
+
+
+def search_filters(noun: str, statuses: tuple[str, ...]) -> Mapping[str, Filter]:
+    """Return all filters of the list of a noun: of traces, rollouts or conversations."""
+
+    def has_span(condition: str, value: str = "?") -> str:
+        return _OF_SPANS[noun].format(f"spans, (SELECT {value} AS value) WHERE {condition}")
+
+    reward = _OF_REWARDS[noun].format
+    return MappingProxyType({
+        "q": Filter(
+            has_span(_CONTAINS, _NEEDLE),
+            "Only those with this text in a message or attribute, or whose id begins so.",
+            hint="text of a message, or an id", label="Search", has_bodies=True,
+        ),
+        "agent": Filter(
+            has_span("agent = value OR agent GLOB value"),
+            "Only those in which this agent acts.", hint="name or glob*",
+        ),
+        "model": Filter(
+            has_span("model = value OR model GLOB value"),
+            "Only those in which this model answers.", hint="name or glob*",
+        ),
+        "status": Filter("status = ?", "Only those with this status.", choices=statuses),
+        **WHEN,
+        "rewarded": Filter(
+            f"({reward('IS NOT NULL')}) = ?",
+            "Only those with, or without, a reward.", bool, views=_REWARD_VIEWS,
+        ),
+        "error": Filter(
+            f"""({_OF_SPANS[noun].format("spans WHERE status = 'ERROR'")}) = ?""",
+            "Only those with, or without, a failed span.", bool,
+        ),
+        "id": Filter(
+            f"starts_with({noun}_id, ?)", "Only ids with this prefix.", hint="prefix", label="ID"
+        ),
+        "conversation": Filter(
+            has_span(f"{CONVERSATION} = value"), "Only those of this conversation (the whole id)."
+        ),
+        "min_reward": Filter(
+            reward(">= ?"), "Only those with at least this reward.", float,
+            label="Reward from", views=_REWARD_VIEWS,
+        ),
+        "max_reward": Filter(
+            reward("<= ?"), "Only those with at most this reward.", float,
+            label="Reward to", views=_REWARD_VIEWS,
+        ),
+        "version": Filter(
+            has_span(_IS_VERSION),
+            "Only those in which this version of a resource acted.", hint="prompt@3",
+            label="Resource version",
+        ),
+        "origin": Filter(
+            f"({_OF_SPANS[noun].format(f'spans WHERE {_RECEIVED} IS NOT NULL')})"
+            " = (? = 'received')",
+            "Only those recorded here (own), or received.", choices=("own", "received"),
+        ),
+    })  # fmt: skip
+
 
 TRACES: Final = View(
     (
@@ -125,56 +204,10 @@ TRACES: Final = View(
     WHEN,
     ("start_ns DESC", "trace_id"),
     ("start_ns", "duration", "spans"),
-    _add_details,
-    ("spans", "calls", "rollouts", "failures", ALIVE),
+    partial(add_details, "trace"),
+    DETAIL_VIEWS,
     _MATCHING,
 )  # fmt: skip
 """Traces, with what was asked first and answered last."""
-
-TRACE_SEARCH: Final = replace(
-    TRACES,
-    filters=MappingProxyType({
-        "q": Filter(
-            _HAS_SPAN.format(_NEEDLE, _CONTAINS),
-            "Only those with this text in a message or attribute, or whose id begins so.",
-            hint="text of a message, or an id", label="Search", has_bodies=True,
-        ),
-        "agent": Filter(
-            _HAS_SPAN.format("?", "agent = value OR agent GLOB value"),
-            "Only those in which this agent acts.", hint="name or glob*",
-        ),
-        "model": Filter(
-            _HAS_SPAN.format("?", "model = value OR model GLOB value"),
-            "Only those in which this model answers.", hint="name or glob*",
-        ),
-        "status": Filter("status = ?", "Only those with this status.", choices=STATUSES),
-        **WHEN,
-        "rewarded": Filter(
-            f"({_HAS_REWARD.format('IS NOT NULL')}) = ?",
-            "Only those with, or without, a reward.", bool, views=_REWARD_VIEWS,
-        ),
-        "error": Filter(
-            "(trace_id IN (SELECT trace_id FROM spans WHERE status = 'ERROR')) = ?",
-            "Only those with, or without, a failed span.", bool,
-        ),
-        "min_reward": Filter(
-            _HAS_REWARD.format(">= ?"), "Only those with at least this reward.", float,
-            label="Reward from", views=_REWARD_VIEWS,
-        ),
-        "max_reward": Filter(
-            _HAS_REWARD.format("<= ?"), "Only those with at most this reward.", float,
-            label="Reward to", views=_REWARD_VIEWS,
-        ),
-        "version": Filter(
-            _HAS_SPAN.format("?", _IS_VERSION),
-            "Only those in which this version of a resource acted.", hint="prompt@3",
-            label="Resource version",
-        ),
-        "origin": Filter(
-            f"""(trace_id IN (SELECT trace_id FROM spans
-              WHERE {attribute_sql(c.RECEIVED)} IS NOT NULL)) = (? = 'received')""",
-            "Only those recorded here (own), or received.", choices=("own", "received"),
-        ),
-    }),
-)  # fmt: skip
+TRACE_SEARCH: Final = replace(TRACES, filters=search_filters("trace", STATUSES))
 """Traces with all filters of their page."""

@@ -22,6 +22,7 @@ from lightning_otel.errors import ConfigError, StoreMissingError
 from lightning_otel.serve.api.cache import CachedRead
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.runs import list_live_resources
+from lightning_otel.serve.viewer.traces import COLUMNS
 from lightning_otel.store.prices import read_prices
 from lightning_otel.store.source import with_last_facts
 from lightning_otel.store.views import DIMENSIONS
@@ -44,23 +45,25 @@ FROM rollouts"""
 _AXES: Final = ("rollout", "time", "step", "version")
 _METRICS: Final = ("reward", "success_rate", "tokens")
 _LOGGED: Final = "step"
+_LINES: Final = ("all", "agent")
+"""One curve of all rollouts, or one an agent."""
 
 
 async def home(request: Request) -> Response:
     """The page."""
-    by, metric = page.choice(request, "by", _AXES), page.choice(request, "metric", _METRICS)
-    choices = _read_choices(request)
+    curve, choices = _read_curve(request), _read_choices(request)
 
     def read(store: Store) -> Mapping[str, object]:
         newest = _read_newest(store)
         is_any = newest is not None and newest.total
         return {
-            **_name_curve(by, metric),
+            **_name_curve(**curve),
             **choices,
             "dimensions": DIMENSIONS,
             "periods": PERIODS,
             "parts": list(_read_parts(request, store, choices)) if is_any else (),
             "newest": newest,
+            "columns": COLUMNS,
             "living": list_live_resources(request),
             "server": f"{request.url.scheme}://{request.url.netloc}",
         }
@@ -70,13 +73,14 @@ async def home(request: Request) -> Response:
 
 async def curve(request: Request) -> Response:
     """The curve, as a part of the page or a page of its own."""
-    by, metric = page.choice(request, "by", _AXES), page.choice(request, "metric", _METRICS)
+    choices = _read_curve(request)
 
     def read(store: Store) -> Mapping[str, object]:
-        if by == _LOGGED:  # beside the store, whose files tell nothing of it
-            return _draw_curve(store, by=by, metric=metric)
-        cached: CachedRead[Mapping[str, object]] = request.app.state.curves[by, metric]
-        return cached.of(store, partial(_draw_curve, by=by, metric=metric))
+        if choices["by"] == _LOGGED:  # beside the store, whose files tell nothing of it
+            return _draw_curve(store, **choices)
+        key = tuple(choices.values())
+        cached: CachedRead[Mapping[str, object]] = request.app.state.curves[key]
+        return cached.of(store, lambda store: _draw_curve(store, **choices))
 
     return await page.answer(request, "home_curve.html", read, title="Reward curve", is_long=True)
 
@@ -89,6 +93,13 @@ async def funnel(request: Request) -> Response:
         return cached.of(store, _read_funnel)
 
     return await page.answer(request, "home_funnel.html", read, title="Data funnel", is_long=True)
+
+
+def _read_curve(request: Request) -> dict[str, str]:
+    """Return the axis and the metric of the curve, and its lines where rollouts stand apart."""
+    by, metric = page.choice(request, "by", _AXES), page.choice(request, "metric", _METRICS)
+    lines = page.choice(request, "lines", _LINES)
+    return {"by": by, "metric": metric, "lines": lines if by in _AXES[:2] else _LINES[0]}
 
 
 def _read_choices(request: Request) -> dict[str, str]:
@@ -160,17 +171,19 @@ _Read: TypeAlias = Callable[..., Mapping[str, object]]
 _READERS: Final[Mapping[str, _Read]] = {"tiles": _summarize, "breakdown": _break_down}
 
 
-def _draw_curve(store: Store, *, by: str, metric: str) -> Mapping[str, object]:
+def _draw_curve(store: Store, *, by: str, metric: str, lines: str) -> Mapping[str, object]:
     # What training runs logged has names of its own.
-    query = PlotQuery(() if by == _LOGGED else (metric,), axis=by)  # type: ignore[arg-type]  # one of _AXES
+    metrics, split = () if by == _LOGGED else (metric,), None if lines == _LINES[0] else lines
+    query = PlotQuery(metrics, axis=by, split=split)  # type: ignore[arg-type]  # they are choices
     charts = read_charts(store, query)
     # What plot draws is escaped by it, and holds no script, link or style.
     drawn = Markup(svg(charts, is_styled=False))
-    return {**_name_curve(by, metric), "drawn": drawn, "has_values": any(c.series for c in charts)}
+    has_values = any(chart.series for chart in charts)
+    return {**_name_curve(by, metric, lines), "drawn": drawn, "has_values": has_values}
 
 
-def _name_curve(by: str, metric: str) -> Mapping[str, object]:
-    return {"by": by, "metric": metric, "axes": _AXES, "metrics": _METRICS}
+def _name_curve(by: str, metric: str, lines: str) -> Mapping[str, object]:
+    return {"by": by, "metric": metric, "lines": lines, "axes": _AXES, "metrics": _METRICS}
 
 
 def _read_newest(store: Store) -> Listing | None:

@@ -254,7 +254,7 @@ def choice(request: Request, name: str, among: tuple[str, ...]) -> str:
 def text(request: Request, name: str, default: str = "") -> str:
     """A text of the query, without spaces around it."""
     value = request.query_params.get(name, default).strip()
-    if len(value) > _TEXT or "\0" in value:
+    if max(map(len, value.split(","))) > _TEXT or "\0" in value:  # a list of ids may be longer
         refuse_field(request, name, f"not a text of at most {_TEXT} characters; shorten it")
         return default
     return value
@@ -310,7 +310,7 @@ async def answer_list(
 def read_filters(
     request: Request,
     filters: Mapping[str, Filter],
-    others: Collection[str] = ("page", "sort", "of"),
+    others: Collection[str] = ("page", "sort", "of", "show"),
 ) -> dict[str, Any]:
     """Return filters' values, None if not set; a query has no names besides ``others``."""
     names = (*filters, *others)

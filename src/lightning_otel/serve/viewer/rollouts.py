@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple, cast, get_args
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -13,7 +13,7 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.responses import RefusalError
-from lightning_otel.serve.viewer import page
+from lightning_otel.serve.viewer import page, traces
 from lightning_otel.serve.viewer.size_limit import select_small
 from lightning_otel.serve.viewer.transitions import TOO_LARGE_TEXTS, credits_of, shorten_step
 from lightning_otel.serve.viewer.urls import page_path
@@ -21,7 +21,7 @@ from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Mode, Report, RolloutStatus, Trajectory, Transition
 from lightning_otel.types.values import parse_json
 from lightning_otel.views.messages import show_value
-from lightning_otel.views.nouns import FAILURES, ROLLOUTS, word_error
+from lightning_otel.views.nouns import FAILURES, word_error
 from lightning_otel.views.summary import group_failures
 from lightning_otel.views.table import Filter
 
@@ -70,9 +70,7 @@ async def rollouts(request: Request) -> Response:
             read_more=lambda store, values: {"groups": group_failures(store, values)},
         )  # fmt: skip
     if of == "recorded":
-        return await page.answer_list(
-            request, "rollouts_recorded.html", ROLLOUTS, title="Rollouts", of="recorded"
-        )
+        return cast(Response, await traces.show(request))
     number = page.integer(request, "page", 1, 1, 10_000_000)
     values = page.read_filters(request, _QUEUED)
 

@@ -33,6 +33,7 @@ from lightning_otel.types.text import (
     format_size,
     visible,
 )
+from lightning_otel.views.previews import word_task
 
 PLACES: Final = [
     {"path": path, "name": name, "key": key}
@@ -40,7 +41,6 @@ PLACES: Final = [
         ("/", "Home", "h"),
         ("/traces", "Traces", "t"),
         ("/transitions", "Transitions", "s"),
-        ("/rollouts", "Rollouts", "r"),
         ("/resources", "Resources", "p"),
         ("/runs", "Runs", "u"),
         ("/sql", "SQL", "q"),
@@ -157,7 +157,7 @@ def _make_environment() -> Environment:
     environment.filters |= {
         "ago": ago, "moment": moment, "money": money, "number": number, "size": format_size,
         "duration": lambda length_ns: format_duration(length_ns / 1e9),
-        "json": json_text, "mark": mark,
+        "json": json_text, "mark": mark, "task": word_task,
         "visible": visible, "markdown": render_markdown,
     }  # fmt: skip
     environment.globals |= {

@@ -345,7 +345,7 @@ async def diff(request: Request) -> Response:
     is_whole = page.choice(request, "lines", ("changed", "all")) == "all"
 
     def read(store: Store) -> Mapping[str, object]:
-        content = {"title": "Compare traces", "error": "", "is_whole": is_whole, "sides": ()}
+        content = {"title": "Compare", "error": "", "is_whole": is_whole, "sides": ()}
         try:
             ids = {store.rollout_of(*store.find(prefix)) for prefix in (trace_id, other) if other}
             if not other or len(select_small(store, list(ids))) < len(ids):
@@ -363,7 +363,7 @@ async def diff(request: Request) -> Response:
 
 
 ROUTES: Final[list[Route]] = [
-    Route("/traces/{trace_id:str}/diff", diff, methods=["GET"]),
+    Route("/traces/{trace_id:path}/diff", diff, methods=["GET"]),
     Route("/traces/{trace_id:str}", show, methods=["GET"]),
     Route("/traces/{trace_id:str}/rows", rows, methods=["GET"]),
 ]

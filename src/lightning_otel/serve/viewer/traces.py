@@ -1,6 +1,8 @@
-"""The list of traces: filtered, searched, by pages, and renewed when something happens."""
+"""The one list, by traces, rollouts or conversations: filtered, searched, chosen from, renewed."""
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 from urllib.parse import urlencode
 
@@ -10,23 +12,56 @@ from starlette.routing import Route
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
+from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.urls import Links, page_path
-from lightning_otel.views.traces import TRACE_SEARCH
+from lightning_otel.store.sql import ROLLOUT
+from lightning_otel.types.text import count_noun
+from lightning_otel.views.nouns import CONVERSATIONS, ROLLOUTS
+from lightning_otel.views.table import View
+from lightning_otel.views.traces import CONVERSATION, TRACE_SEARCH
 
+LISTS: Final[Mapping[str, View]] = {
+    "traces": TRACE_SEARCH, "rollouts": ROLLOUTS, "conversations": CONVERSATIONS,
+}  # fmt: skip
+"""Lists by the path of their page, which is the noun of their rows."""
+COLUMNS: Final = {
+    "start_ns": "Started", "id": "ID", "title": "Input", "output": "Output", "status": "Status",
+    "agents": "Agents", "models": "Models", "rollouts": "Rollouts", "attempts": "Attempts",
+    "calls": "Calls", "tools": "Tools", "spans": "Spans", "tokens": "Tokens", "cost": "Cost",
+    "duration": "Duration", "reward": "Reward",
+}  # fmt: skip
+_OF_ONE: Final = {"rollouts": "conversations", "attempts": "rollouts"}
+"""Columns that one list alone has."""
+_UNUSUAL: Final = frozenset({"id", "models", "tools", "spans"})
 _ID: Final = re.compile(r"[0-9a-f]{6,32}|@last|[A-Za-z0-9_.:]+-[A-Za-z0-9_.:-]{4,}")
 """What may begin an id: of a trace or span, of a response, such as ``chatcmpl-…``, of a rollout."""
+_MOST: Final = 1_000
+"""Rollouts of a filter whose export is led to by their ids."""
+_LONGEST: Final = 12_000
+"""Characters of an address; a server reads 16 KiB of a request's head."""
+_ROLLOUTS_OF: Final = f"""
+SELECT DISTINCT {ROLLOUT} AS rollout_id FROM spans
+WHERE {CONVERSATION} IN (SELECT unnest(?)) ORDER BY 1"""
 
 
 @page.with_form_faults
 async def show(request: Request) -> Response:
     """The list; or what an id that is searched for names."""
-    text = page.text(request, "q")
+    of, text = request.url.path.strip("/"), page.text(request, "q")
     if _ID.fullmatch(text):
         place = await page.run(request, lambda store: _find_address(store, text))
         if place is not None:
             return page.see(place)
-    return await page.answer_list(request, "traces.html", TRACE_SEARCH, title="Traces")
+    columns = {name: label for name, label in COLUMNS.items() if _OF_ONE.get(name, of) == of}
+    unusual = _UNUSUAL | (set() if of == "traces" else {"tokens"})
+    chosen = request.query_params.getlist("show") or columns.keys() - unusual
+    if unknown := sorted(set(chosen) - set(columns)):
+        page.refuse_field(request, "show", f"no column {unknown[0]!r}; use {', '.join(columns)}")
+    return await page.answer_list(
+        request, "traces.html", LISTS[of], title=of.capitalize(), of=of, columns=columns,
+        chosen=[name for name in columns if name in chosen], sorts=LISTS[of].sorts,
+    )  # fmt: skip
 
 
 def _find_address(store: Store, prefix: str) -> str | None:
@@ -43,15 +78,55 @@ def _find_address(store: Store, prefix: str) -> str | None:
     return Links.to(match["trace_id"])(span=span_id)
 
 
+async def compare(request: Request) -> Response:
+    """Lead to the comparison of the two rows that are chosen."""
+    ids = list(dict.fromkeys(request.query_params.getlist("rollout")))
+    if len(ids) != 2:
+        raise RefusalError(400, f"{count_noun(len(ids), 'row')} chosen; choose two to compare")
+    return page.see(f"{page_path('traces', ids[0], 'diff')}?{urlencode({'with': ids[1]})}")
+
+
+async def export(request: Request) -> Response:
+    """Lead to the export of the rows that are chosen, else of all that match the list's filters."""
+    of = page.choice(request, "of", tuple(LISTS))
+    view, chosen = LISTS[of], request.query_params.getlist("rollout")
+    values = page.read_filters(request, view.filters, ("of", "sort", "rollout"))
+    times = {name: text for name in view.filters if (text := page.text(request, name))}
+
+    def read(store: Store) -> list[str]:
+        if chosen and of == "conversations":
+            return [row["rollout_id"] for row in store.sql(_ROLLOUTS_OF, [chosen])]
+        rows, total, _ = replace(view, add=None).read(store, values, limit=_MOST)
+        if total > _MOST:
+            raise _too_many(f"{total:,} {of}")
+        return [name for row in rows for name in row.get("rollout_ids", (row["rollout_id"],))]
+
+    ids: list[str] = []
+    if chosen or not times.keys() <= {"since", "until"}:
+        is_whole = chosen and of != "conversations"
+        ids = chosen if is_whole else await page.run(request, read)
+        if not ids:
+            raise RefusalError(400, f"no {of} match; change the filters")
+        times = {"rollout_id": ",".join(dict.fromkeys(ids))}
+    address = f"/transitions/export?{urlencode(times)}"
+    if len(address) > _LONGEST:
+        raise _too_many(count_noun(len(ids), "rollout"))
+    return page.see(address)
+
+
+def _too_many(what: str) -> RefusalError:
+    return RefusalError(400, f"{what} are too many for one address; choose some, or filter more")
+
+
 async def redirect_conversation(request: Request) -> Response:
-    """Redirect an address of the former list of conversations to the search for the id."""
-    conversation_id = request.path_params.get("conversation_id", "")
-    query = f"?{urlencode({'q': conversation_id})}" if conversation_id else ""
-    return RedirectResponse(f"/traces{query}", 308)
+    """Redirect the address of a conversation to the traces that name it."""
+    query = urlencode({"conversation": request.path_params["conversation_id"]})
+    return RedirectResponse(f"/traces?{query}", 308)
 
 
 ROUTES: Final[list[Route]] = [
-    Route("/traces", show, methods=["GET"]),
-    Route("/conversations", redirect_conversation, methods=["GET"]),
+    *(Route(f"/{noun}", show, methods=["GET"]) for noun in LISTS if noun != "rollouts"),
+    Route("/compare", compare, methods=["GET"]),
+    Route("/export", export, methods=["GET"]),
     Route("/conversations/{conversation_id:path}", redirect_conversation, methods=["GET"]),
 ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.errors import ConfigError, NotInstalledError, install_command
 from lightning_otel.views.plot.characters import bar, chart_lines
-from lightning_otel.views.plot.curves import Axis, Chart
+from lightning_otel.views.plot.curves import Axis, Chart, Split
 from lightning_otel.views.plot.progress import Progress
 from lightning_otel.views.plot.queries import PlotQuery, read_charts
 from lightning_otel.views.plot.svg import svg
@@ -85,6 +85,7 @@ def plot_training_metrics(
     until: "Instant | None" = None,
     success: float = 0.5,
     window: int | None = None,
+    split: Split | None = None,
 ) -> Curves:
     """Draw curves of rollouts and training runs.
 
@@ -102,6 +103,7 @@ def plot_training_metrics(
         until: Only rollouts that began before this time.
         success: The reward from which on a rollout has succeeded.
         window: Values in a moving mean; by default a tenth of them.
+        split: ``agent`` draws a line each, of the rollouts in which the agent took part.
 
     Raises:
         ConfigError: Something cannot be drawn like this, or a library is missing.
@@ -120,6 +122,7 @@ def plot_training_metrics(
         Selection.of({"since": since, "until": until, "mode": mode}),
         success,
         window,
+        split,
     )
     curves = Curves(read_charts(store if isinstance(store, Store) else Store(store), query))
     if save_path is not None:

@@ -72,7 +72,7 @@ def _word_course(series: Series) -> str:
 
 
 def _plot_lines(chart: Chart, width: int, *, is_ascii: bool) -> Iterator[str]:
-    low, high = chart.bounds()
+    low, high = chart.bounds(has_dots=False)
     marks = ticks(low, high, _HEIGHT // 2) or [low, high]
     names = labels(marks)
     gutter = max(map(len, names))
@@ -81,10 +81,14 @@ def _plot_lines(chart: Chart, width: int, *, is_ascii: bool) -> Iterator[str]:
         _row_of(share(value, low, high)): name for value, name in zip(marks, names, strict=True)
     }
     heights = [_curve_heights(series, chart, across) for series in chart.series]
-    is_filled = len(heights) == 1 and not is_ascii
+    is_filled = len(heights) == 1 and not is_ascii and chart.axis != "version"
+    intervals = _list_intervals(chart, across)
     edge, tick, corner, line = "|++-" if is_ascii else "│┤└─"
     for row in range(_HEIGHT):
         cells = [" "] * across
+        for column, top, bottom in intervals:
+            if top <= row <= bottom:
+                cells[column] = edge
         for rank, curve in enumerate(heights):
             for column, height in curve.items():
                 if is_filled:
@@ -99,15 +103,32 @@ def _plot_lines(chart: Chart, width: int, *, is_ascii: bool) -> Iterator[str]:
     yield f"{'':>{gutter + 2}}{axis_title(chart.axis)}"
 
 
+def _list_intervals(chart: Chart, width: int) -> list[tuple[int, int, int]]:
+    """Return the column, the first and the last row of the interval of each version."""
+    if chart.axis != "version":
+        return []
+    scale, (start, end) = chart.bounds(has_dots=False), chart.reach()
+    intervals = []
+    for point in (point for series in chart.series for point in series.points):
+        bottom, top = (_row_of(share(value, *scale)) for value in point.interval)
+        intervals.append((round(share(point.x, start, end) * (width - 1)), top, bottom))
+    return intervals
+
+
 def _row_of(height: float) -> int:
     return min(_HEIGHT - 1, int((1 - height) * _HEIGHT))
 
 
 def _curve_heights(series: Series, chart: Chart, width: int) -> Mapping[int, float]:
     """Return the height of the moving mean by column, 0 to 1; only a line's own gaps have none."""
-    low, high = chart.bounds()
+    low, high = chart.bounds(has_dots=False)
     start, end = chart.reach()
     heights: dict[int, float] = {}
+    if chart.axis == "version":  # no way leads from one to the next
+        return {
+            round(share(point.x, start, end) * (width - 1)): share(point.value, low, high)
+            for point in series.points
+        }
     for piece in series.pieces:
         places = [
             (round(share(point.x, start, end) * (width - 1)), share(point.mean, low, high))

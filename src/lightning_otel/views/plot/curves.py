@@ -12,6 +12,8 @@ from typing import Any, Final, Literal, TypeAlias
 Axis: TypeAlias = Literal["rollout", "time", "step", "version"]
 """Axis of a chart: rollouts in the order they began, the time they began at, steps of a training
 run, or versions of resources in the order they first acted."""
+Split: TypeAlias = Literal["agent"]
+"""A line each, instead of one."""
 Value: TypeAlias = tuple[int, float, float]
 """A value of a curve: the number of its bin, its place on the axis, and itself."""
 
@@ -58,6 +60,12 @@ class Point:
     label: str = ""
     is_apart: bool = False
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Return the value less and plus its standard error."""
+        error = self.error or 0.0
+        return max(-_LARGEST, self.value - error), min(_LARGEST, self.value + error)
+
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -95,13 +103,30 @@ class Chart:
     series: tuple[Series, ...]
     notes: tuple[str, ...] = ()
 
-    def bounds(self) -> tuple[float, float]:
-        """Return the least and the greatest value; apart where there is but one."""
-        points = [point for series in self.series for point in series.points]
-        return widened(
-            min((point.low for point in points), default=0.0),
-            max((point.high for point in points), default=1.0),
-        )
+    @property
+    def has_band(self) -> bool:
+        """Return whether a picture shows least and greatest values; several bands hide another."""
+        return self.axis != "version" and len(self.series) == 1
+
+    def bounds(self, *, has_dots: bool = True) -> tuple[float, float]:
+        """Return the ends of the scale of what is drawn, apart where it is one value.
+
+        A picture has dots and bands, too; characters have lines alone. Versions have intervals.
+        """
+        values = [
+            value
+            for series in self.series
+            for point in series.points
+            for value in self._list_drawn(point, has_dots=has_dots)
+        ]
+        return widened(min(values, default=0.0), max(values, default=1.0))
+
+    def _list_drawn(self, point: Point, *, has_dots: bool) -> tuple[float, ...]:
+        if self.axis == "version":
+            return point.interval
+        if not has_dots:
+            return (point.mean,)
+        return (point.mean, *((point.low, point.high) if self.has_band else (point.value,)))
 
     def reach(self) -> tuple[float, float]:
         """Return the ends of the axis; apart where there is but one point."""
@@ -177,7 +202,8 @@ def widened(low: float, high: float) -> tuple[float, float]:
     """Return bounds that are apart enough for a scale, around the same middle."""
     if high / 2 - low / 2 > _LEAST:
         return low, high
-    margin = max(abs(low) * 0.1, 0.5)
+    margin = abs(low) * 0.1
+    margin = margin if margin > _LEAST else 0.5
     return max(-_LARGEST, low - margin), min(_LARGEST, high + margin)
 
 

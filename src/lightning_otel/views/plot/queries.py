@@ -25,6 +25,7 @@ from lightning_otel.views.plot.curves import (
     Chart,
     Point,
     Series,
+    Split,
     Value,
     make_series,
     mean_of,
@@ -76,6 +77,7 @@ class PlotQuery:
         selection: Rollouts, by time and mode.
         success: The reward from which on a rollout has succeeded.
         window: Values in a moving mean; by default a tenth of them.
+        split: ``agent`` draws a line each, of the rollouts in which the agent took part.
     """
 
     metrics: Sequence[str] = ()
@@ -84,6 +86,7 @@ class PlotQuery:
     selection: Selection = field(default_factory=Selection)
     success: float = SUCCESS
     window: int | None = None
+    split: Split | None = None
 
     def __post_init__(self) -> None:
         if self.axis not in (None, *get_args(Axis)):
@@ -94,6 +97,10 @@ class PlotQuery:
             raise ConfigError(
                 f"a run has steps, and cannot be drawn by {self.axis}; leave that out"
             )
+        if self.split not in (None, *get_args(Split)):
+            raise ConfigError(f"curves cannot be split by {self.split!r}; by agent")
+        if self.split and (self.runs or self.axis in ("step", "version")):
+            raise ConfigError("a line an agent is drawn by rollout or by time; leave the rest out")
         if self.window is not None and self.window < 1:
             raise ConfigError(f"window is {self.window}; it must be at least 1")
 
@@ -168,10 +175,11 @@ def _explain_unknown(names: Sequence[str], logged: Sequence[str]) -> str:
 
 
 class _Row(NamedTuple):
-    """A rollout: its start, its version or an empty text, a value or None."""
+    """A rollout: its number and start, its version or agent or an empty text, a value or None."""
 
+    number: int
     start_ns: int
-    version: str
+    line: str
     value: float | None
 
 
@@ -183,19 +191,22 @@ def _read_rollouts(store: "Store", metrics: Sequence[str], query: PlotQuery) -> 
     for name in metrics:
         title, is_success = METRICS[name].title, name == "success_rate"
         rows = []
-        for start_ns, version, value in zip(
-            *(columns[key] or () for key in ("start_ns", "version", name)), strict=True
-        ):
+        kind = query.split or "version"
+        for rank, (start_ns, version, value) in enumerate(zip(
+            *(columns[key] or () for key in ("start_ns", kind, name)), strict=True
+        )):  # fmt: skip
             number = float(value) if value is not None and math.isfinite(value) else None
             if is_success and number is not None:
                 number = float(number >= query.success)
-            rows.append(_Row(start_ns, version or "", number))
+            rows.append(_Row(rank, start_ns, version or "", number))
         if is_success:
             title = f"success rate, reward from {query.success:g} on"
-        lacking = sum(row.value is None and bool(row.version or not is_by_version) for row in rows)
+        lacking = sum(row.value is None and bool(row.line or not is_by_version) for row in rows)
         notes = [f"{count_noun(lacking, 'rollout')} {METRICS[name].lacks}"] if lacking else []
         series, more = (
-            _compare_versions(rows) if is_by_version else _draw_lines(rows, axis, query.window)
+            _compare_versions(rows)
+            if is_by_version
+            else _draw_lines(_split_rows(rows, query.split), axis, query)
         )
         charts.append(Chart(name, title, axis, tuple(series), (*notes, *more)))
     return charts
@@ -208,7 +219,7 @@ def _make_query(metrics: Sequence[str], selection: Selection) -> tuple[str, list
         "mode = ?": selection.mode,
     }  # fmt: skip
     conditions = {condition: value for condition, value in bounds.items() if value is not None}
-    columns = {"start_ns": "start_ns", "version": "version"}
+    columns = {"start_ns": "start_ns", "version": "version", "agent": "agents"}
     for name in metrics:
         value = METRICS[name].value
         is_reward = value == "reward"
@@ -220,7 +231,7 @@ def _make_query(metrics: Sequence[str], selection: Selection) -> tuple[str, list
 WITH own AS MATERIALIZED (
   SELECT rollout_id, max(start_ns) AS start_ns, arg_max(end_ns, start_ns) AS end_ns,
     arg_max(status, start_ns) AS status, {LAST_REWARD} AS reward,
-    arg_max(calls, start_ns) AS calls,
+    arg_max(calls, start_ns) AS calls, arg_max(agents, start_ns) AS agents,
     arg_max_null(input_tokens, start_ns) AS input_tokens,
     arg_max_null(output_tokens, start_ns) AS output_tokens,
     arg_max_null(mode, start_ns) AS mode
@@ -235,25 +246,39 @@ WHERE {" AND ".join(conditions) or "true"}"""
     return text, list(conditions.values())
 
 
+def _split_rows(rows: Sequence[_Row], split: Split | None) -> Sequence[_Row]:
+    """Return the rows, or one each agent that took part."""
+    if split is None:
+        return rows
+    return [row._replace(line=name) for row in rows for name in row.line.split(", ")]
+
+
 def _draw_lines(
-    rows: Sequence[_Row], axis: Axis, window: int | None
+    rows: Sequence[_Row], axis: Axis, query: PlotQuery
 ) -> tuple[list[Series], list[str]]:
-    """Draw rollouts in their order: one line, or one a version where versions act side by side."""
-    valued = [row for row in rows if row.value is not None]
-    counts = Counter(row.version for row in valued)  # in the order they first acted
+    """Draw rollouts in their order: one line, one an agent, or one each parallel version."""
+    valued, window = [row for row in rows if row.value is not None], query.window
+    counts = Counter(row.line for row in valued)  # in the order they first acted
     versions = [version for version in counts if version]
-    parallel = _versions_with_lines(valued, versions)
-    total, lines = len(valued), min(len(counts), MOST_LINES) if parallel else 1
+    if query.split:
+        names = [name for name, _ in counts.most_common(MOST_LINES)]
+        valued = [row for row in valued if row.line in names]
+        parallel: Sequence[str] = [name for name in names if name]
+    else:
+        parallel = _versions_with_lines(valued, versions)
+    places = {number: place for place, number in enumerate(dict.fromkeys(r.number for r in valued))}
+    total, lines = len(places), min(len(counts), MOST_LINES) if parallel else 1
     slots = MOST_POINTS // lines
     from_ns, to_ns = (valued[0].start_ns, valued[-1].start_ns) if valued else (0, 0)
     values: dict[str, list[Value]] = {version: [] for version in parallel}
-    for place, row in enumerate(valued):
+    for row in valued:
+        place = places[row.number]
         if axis == "time":
             x = row.start_ns
             slot = min(slots - 1, (x - from_ns) * slots // max(1, to_ns - from_ns))
         else:
             x, slot = place + 1, place * min(slots, total) // total
-        line = row.version if row.version in parallel else ""
+        line = row.line if row.line in parallel else ""
         values.setdefault(line, []).append((slot, x, row.value or 0.0))
     values[""] = values.pop("", [])  # the rest comes last
     size = window or max(5, *(len(line) // 10 for line in values.values()))
@@ -262,6 +287,9 @@ def _draw_lines(
         for line, held_of in values.items()
         if held_of
     ]
+    if query.split:
+        hidden = len(counts) - len(series)
+        return series, [f"{count_noun(hidden, 'more agent')} not drawn"] if hidden else []
     if not parallel:
         note = f"{len(versions):,} versions in sequence (compare: by version)"
         return series, [note] if len(versions) > 1 else []
@@ -273,8 +301,8 @@ def _draw_lines(
 
 def _versions_with_lines(rows: Sequence[_Row], versions: Sequence[str]) -> Sequence[str]:
     """Return the newest versions if some acted side by side, else none."""
-    last = {row.version: place for place, row in enumerate(rows)}
-    first = {row.version: len(rows) - back for back, row in enumerate(reversed(rows), 1)}
+    last = {row.line: place for place, row in enumerate(rows)}
+    first = {row.line: len(rows) - back for back, row in enumerate(reversed(rows), 1)}
     ends = accumulate((last[version] for version in versions), max)
     if not any(first[version] < end for version, end in zip(versions[1:], ends, strict=False)):
         return ()
@@ -284,10 +312,10 @@ def _versions_with_lines(rows: Sequence[_Row], versions: Sequence[str]) -> Seque
 def _compare_versions(rows: Sequence[_Row]) -> tuple[list[Series], list[str]]:
     values: dict[str, list[float]] = {}
     for row in rows:
-        ys = values.setdefault(row.version, [])
+        ys = values.setdefault(row.line, [])
         if row.value is not None:
             ys.append(row.value)
-    notes = list(_word_unstamped(sum(not row.version for row in rows)))
+    notes = list(_word_unstamped(sum(not row.line for row in rows)))
     groups = [(version, ys) for version, ys in values.items() if version and ys]
     drawn = list(enumerate(groups, 1))[-MOST_VERSIONS:]
     if len(groups) > len(drawn):

@@ -121,7 +121,7 @@ def _word_meaning(chart: Chart) -> str:
         return " · mean of each version, with its standard error"
     windows = {series.window for series in chart.series} - {1}
     binned = any(point.count > 1 for series in chart.series for point in series.points)
-    band = "; band: their least and greatest" if len(chart.series) == 1 else ""
+    band = "; band: their least and greatest" if chart.has_band else ""
     dots = f" · dots: means of neighbours{band}" if binned else ""
     mean = f" · line: mean of the last {max(windows):,}" if len(windows) == 1 else ""
     return (" · line: moving mean" if len(windows) > 1 else mean) + dots
@@ -169,26 +169,28 @@ def _draw_curve(
 ) -> Iterator[str]:
     points = series.points
     is_spread = any(point.low < point.high for point in points)
-    # The bands of several lines would hide each other.
-    if is_spread and chart.axis != "version" and len(chart.series) == 1:
+    if is_spread and chart.has_band:
         for piece in series.pieces:
             upper = [f"{place.x(point.x):.1f} {place.y(point.high):.1f}" for point in piece]
             lower = [
                 f"{place.x(point.x):.1f} {place.y(point.low):.1f}" for point in reversed(piece)
             ]
             yield f'<path class="band {style}" d="M{"L".join([*upper, *lower])}Z"/>'
+    size = 4 if chart.axis == "version" else 2.5
     names = axis_labels(chart, [point.x for point in points]) if is_told else [""] * len(points)
     for point, name in zip(points, names, strict=True):
         x, y = place.x(point.x), place.y(point.value)
         if point.error is not None:
-            top, end = place.y(point.value + point.error), place.y(point.value - point.error)
+            end, top = map(place.y, point.interval)
             yield f'<path class="whisker {style}" d="M{x:.1f} {top:.1f}V{end:.1f}"/>'
         title = (
             f"<title>{escape(_tooltip_text(chart, series, point, name), 200)}</title>"
             if is_told
             else ""
         )
-        yield f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="2.5">{title}</circle>'
+        yield f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="{size}">{title}</circle>'
+    if chart.axis == "version":  # no way leads from one to the next
+        return
     lines = (
         "L".join(f"{place.x(point.x):.1f} {place.y(point.mean):.1f}" for point in piece)
         for piece in series.pieces

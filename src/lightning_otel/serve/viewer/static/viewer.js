@@ -111,6 +111,7 @@ const keys = new Map([
   ["k", () => move(-1)],
   ["/", () => ($('input[type="search"]') || $("main textarea, main input:not([type=hidden])"))?.focus()],
   ["?", () => toggle($("#keys"))],
+  ["x", () => $('[name="rollout"]', selected() ?? undefined)?.click()],
   ["[", () => $('[rel="prev"]')?.click()],
   ["]", () => $('[rel="next"]')?.click()],
 ]);
@@ -160,6 +161,28 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+// --- what a list leads to: its rows are remembered, so that one leads to the next -------------------
+
+function remember() {
+  const list = $("[data-step]") ? [] : $$("tr[data-href]").map((row) => row.dataset.href);
+  const after = $('.pages [rel="next"]')?.getAttribute("href") ?? "";
+  if (list.length) sessionStorage.setItem("list", JSON.stringify([...list, after]));
+}
+
+try {
+  const path = (address) => address.split("?")[0];
+  const list = [...new Map(JSON.parse(sessionStorage.getItem("list") ?? "[]").map((each) => [path(each), each])).values()];
+  const at = list.findIndex((each) => path(each) === location.pathname);
+  for (const link of at < 0 ? [] : $$("[data-step]")) {
+    const address = list[at + Number(link.dataset.step)];
+    if (!address) continue;
+    link.href = address;
+    link.dataset.key = link.title.at(-1);
+    link.hidden = false;
+  }
+  addEventListener("pagehide", remember);
+} catch { /* a browser that keeps nothing */ }
+
 // --- clicks: a whole row is its link; buttons that copy or open -------------------------------------
 
 document.addEventListener("click", async (event) => {
@@ -172,6 +195,9 @@ document.addEventListener("click", async (event) => {
     copier.textContent = "copied";
     setTimeout(() => { copier.textContent = copier.dataset.label; }, 1200);
     return;
+  }
+  if (target.matches("[data-all]")) {
+    for (const box of $$('[name="rollout"]')) box.checked = target.checked;
   }
   const opener = target.closest("[data-open]");
   if (opener) return toggle(document.getElementById(opener.dataset.open));
@@ -196,6 +222,7 @@ const missed = new Set();
 let source = null;
 
 const isBusy = (element) => element.contains(document.activeElement) && isField(document.activeElement)
+  || $('[name="rollout"]:checked', element)
   || (!getSelection().isCollapsed && element.contains(getSelection().anchorNode));
 
 async function renew(element) {
