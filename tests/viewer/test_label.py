@@ -155,6 +155,9 @@ def test_the_page_says_what_is_wrong_with_its_address(asking: AskingOf, judged: 
     assert "agnt: unknown; did you mean 'agent'" in asked.get("/label?agnt=x").words
     assert "Primary is the program's own" in asked.get("/label?names=primary&author=a").words
     assert "Nothing matches" in asked.get("/label?agent=nobody").words
+    picked = asked.get("/label?rollout=r1&rollout=r2&names=good&author=ana").text
+    saving = "/selections?of=traces&amp;rollout=r1&amp;rollout=r2&amp;reward=good"
+    assert saving in picked
 
 
 def test_labels_by_http_need_the_key(asking: AskingOf, judged: Store) -> None:

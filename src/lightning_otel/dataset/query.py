@@ -265,7 +265,7 @@ class TransitionQuery(NamedTuple):
         cls, reference: str, options: Mapping[str, Any], store: "Store | None"
     ) -> "TransitionQuery":
         if store is None:
-            raise ConfigError(f"selection {reference!r} cannot be used here; export it, or train")
+            raise ConfigError(f"selection {reference!r} cannot be used here; export it")
         version = read_version(store, reference)
         query = cls.of(cast(QueryKeywords, version.make_keywords(options)))
         wanted = replace(

@@ -8,13 +8,14 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import orjson
 
-from lightning_otel.errors import ConfigError, NotFoundError, StoreError
+from lightning_otel.errors import ConfigError, NotFoundError, StoreError, disk_remedy
 from lightning_otel.store.files import make_private, write_private
 from lightning_otel.types.values import suggest_name
 
@@ -162,22 +163,32 @@ def save_version(
 
 def _write_version(store: "Store", version: SelectionVersion) -> SelectionVersion:
     folder, row = _find_folder(store), asdict(version)
-    make_private(folder)
     while True:
         numbers = list_versions(store).get(version.name, [0])
         newest = read_version(store, version.name) if numbers[-1] else None
         if newest and (newest.options, newest.steps) == (row["options"], row["steps"]):
             return newest
-        number = numbers[-1] + 1
-        draft = folder / f".{os.urandom(8).hex()}"
-        write_private(draft, orjson.dumps({**row, "version": number}), is_synced=True)
+        reference = f"{version.name}@{numbers[-1] + 1}"
         try:
-            os.link(draft, folder / f"{version.name}@{number}.json")  # refuses what is there
+            _make_file(folder, reference, {**row, "version": numbers[-1] + 1})
         except FileExistsError:
             continue  # somebody else saved this number
-        finally:
-            draft.unlink()
-        return read_version(store, f"{version.name}@{number}")
+        except OSError as exc:
+            raise StoreError(
+                f"{folder} refuses it: {exc.strerror or exc}; "
+                + disk_remedy(exc, "see: lightning-otel doctor")
+            ) from exc
+        return read_version(store, reference)
+
+
+def _make_file(folder: Path, reference: str, row: Mapping[str, Any]) -> None:
+    make_private(folder)
+    draft = folder / f".{os.urandom(8).hex()}"
+    write_private(draft, orjson.dumps(row), is_synced=True)
+    try:
+        os.link(draft, folder / f"{reference}.json")  # whole, or not at all; in no other's place
+    finally:
+        draft.unlink()
 
 
 def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,11 +243,11 @@ def freeze_options(store: "Store", options: dict[str, Any]) -> dict[str, Any]:
 def note_export(store: "Store", reference: str, path: object) -> None:
     """Note that a version was written to a file, for who takes a label back."""
     line = {"selection": reference, "path": str(path), "exported_ns": time.time_ns()}
-    descriptor = os.open(
-        _find_folder(store) / _EXPORTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
-    )
-    with open(descriptor, "ab") as file:
-        file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+    place = _find_folder(store) / _EXPORTS
+    with suppress(OSError):  # a store that may only be read keeps no notes
+        descriptor = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with open(descriptor, "ab") as file:
+            file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def list_uses(store: "Store", rollout_id: str, name: str, given_ns: int) -> dict[str, list[str]]:

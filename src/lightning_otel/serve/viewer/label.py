@@ -71,7 +71,8 @@ async def label(request: Request) -> Response:
     find = choose_items(request, ("names", "author", "item"))
     names = _read_words(request, "names", "name", 9)
     author = "".join(_read_words(request, "author", "author", 1))
-    fields = {"of": page.choice(request, "of", tuple(_LISTS)), "names": names, "author": author}
+    of = page.choice(request, "of", tuple(_LISTS))
+    fields = {"of": of, "filters": _LISTS[of].filters, "names": names, "author": author}
 
     def read(store: Store) -> Mapping[str, object]:
         items, is_more = find(store)
