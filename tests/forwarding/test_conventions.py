@@ -38,6 +38,8 @@ SPANS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     # A provider is required too, but a framework's agent has none until its model is asked.
     "invoke_agent": ("INTERNAL", "invoke_agent {gen_ai.agent.name}", ("gen_ai.agent.name",)),
     "execute_tool": ("INTERNAL", "execute_tool {gen_ai.tool.name}", ("gen_ai.tool.name",)),
+    # Of our own, as the registry allows where none of its operations applies; named as the node.
+    "execute_node": ("INTERNAL", "", ()),
 }
 OPTIONAL = {
     "chat": (
@@ -55,6 +57,7 @@ OPTIONAL = {
         "agent.description input.messages output.messages tool.definitions conversation.id "
         "workflow.name"
     ),
+    "execute_node": "agent.name conversation.id",
     "execute_tool": "tool.call.id tool.description tool.type tool.call.arguments tool.call.result",
 }
 EVALUATION = {
@@ -72,7 +75,7 @@ def violations(span: Span) -> Iterator[str]:
         if span.kind != kind:
             yield f"{named}: kind {span.kind}"
         wanted = name.replace("{", "{0[").replace("}", "]}").format(said)
-        if span.name != wanted:
+        if wanted and span.name != wanted:
             yield f"{named}: named {span.name!r}, not {wanted!r}"
         yield from (f"{named}: lacks {key}" for key in required if key not in said)
         known = {f"gen_ai.{key}" for key in OPTIONAL[named].split()}

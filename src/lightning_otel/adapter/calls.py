@@ -39,7 +39,8 @@ BESIDE_CALLS = "marked by hand beside model calls: the calls make the transition
 INCOMPLETE_MARK = "incomplete: the mark never ended"
 IDLE = "idle: its agent saw something and never acted"
 _NO_CALLS: Final = (
-    c.CREATE_AGENT, c.EXECUTE_TASK, c.EXECUTE_TOOL, c.INVOKE_AGENT, c.INVOKE_WORKFLOW, c.RETRIEVAL,
+    c.CREATE_AGENT, c.EXECUTE_NODE, c.EXECUTE_TASK, c.EXECUTE_TOOL, c.INVOKE_AGENT,
+    c.INVOKE_WORKFLOW, c.RETRIEVAL,
 )  # fmt: skip
 _HALF_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]")
 

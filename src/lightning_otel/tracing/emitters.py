@@ -69,10 +69,7 @@ def emit_reward(
             none, or ``match`` has no rollout to look in.
     """
     award = _reward_attributes(reward, score if value is None else value, primary)
-    if span_id and not _SPAN_ID.fullmatch(str(span_id)):
-        raise ConfigError(
-            f"span_id={span_id!r:.60} is no span id; write its 16 hex digits, or leave it out"
-        )
+    _check_span_id(span_id)
     targets = _target_attributes(span_id, response_id, rollout_id, match)
     facts = {**(attributes or {}), **award, **targets}
     has_target = bool(span_id or response_id or rollout_id)
@@ -131,6 +128,13 @@ def reward_span(
     primary = next(iter(values)) if len(values) > 1 else None
     award = _reward_attributes(values, None, primary)
     return _make_instant({**award, **_target_attributes(span_id, response_id, rollout_id)})
+
+
+def _check_span_id(span_id: str | None) -> None:
+    if span_id and not _SPAN_ID.fullmatch(str(span_id)):
+        raise ConfigError(
+            f"span_id={span_id!r:.60} is no span id; write its 16 hex digits, or leave it out"
+        )
 
 
 def _target_attributes(

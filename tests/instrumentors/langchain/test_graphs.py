@@ -406,6 +406,7 @@ def test_failing_node_fails_its_spans(chat: Chat, store: Store) -> None:
     assert outline(recording) == "invoke_workflow fails\n  ask\n    chat toy"
     assert [span.status for span in recording.spans()[1:]] == ["ERROR", "ERROR", "UNSET"]
     assert named(recording, "ask").attributes[c.ERROR_TYPE] == "KeyError"
+    assert named(recording, "ask").attributes[c.OPERATION] == "execute_node"
 
 
 def test_cancelled_agent_ends_all_its_spans(silent: Any, chat: Chat, store: Store) -> None:

@@ -107,6 +107,7 @@ class Handler:
         attributes: Attributes = {}
         if any(tag.startswith(_NODE_TAG) for tag in tags):
             title = str(metadata.get("langgraph_node") or name)
+            attributes[c.OPERATION] = c.EXECUTE_NODE
             # In a graph that is no agent itself it is the nodes that act.
             if parent is not None and _acts_itself(parent, title):
                 attributes[c.AGENT_NAME] = title
