@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from tests.command import invoke
 
 from lightning_otel import (
     Recording,
@@ -32,7 +33,6 @@ from lightning_otel import (
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import conventions as c
-from lightning_otel.types.text import format_number
 
 
 @pytest.fixture
@@ -227,11 +227,18 @@ def test_reward_of_no_span_is_refused(span_id: Any, store: Store) -> None:
         emit_reward(1.0, span_id=span_id)
 
 
-def test_number_of_a_sum_is_rounded_for_people() -> None:
-    """Binary fractions leave some of what is zero; small numbers stay."""
-    assert [format_number(0.1 + 0.2 - 0.3), format_number(-1e-17), format_number(1e-7)] == [
-        "0", "0", "1e-07",
-    ]  # fmt: skip
+def test_number_of_a_sum_is_rounded_for_people(store: Store) -> None:
+    """Binary fractions leave some of what is zero; data keeps it, and small numbers stay."""
+    for number, value in enumerate((0.1 + 0.2 - 0.3, 1e-7)):
+        with auto_trace(store=store, rollout_id=f"r{number}"):
+            emit_reward(value)
+
+    lines = invoke("ls", "rollouts", "--store", store.name).stdout.splitlines()
+    rows = json.loads(invoke("ls", "rollouts", "--json", "--store", store.name).stdout)
+
+    assert ["1e-07" in line.split() for line in lines if "r1" in line] == [True]
+    assert ["0" in line.split() for line in lines if "r0" in line] == [True]
+    assert {row["reward"] for row in rows} == {0.1 + 0.2 - 0.3, 1e-7}
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])
