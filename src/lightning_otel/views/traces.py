@@ -34,12 +34,9 @@ _OF_SPANS: Final = {
   list_has_any(rollout_ids, (SELECT list({ROLLOUT}) FROM {{}})), false)""",
 }
 """Conditions of the rows of a list, by its noun: of those with one of some spans."""
-_OF_REWARDS: Final = {
-    "trace": f"""rollout_id IN (
-  SELECT rollout_id FROM rollouts GROUP BY 1 HAVING {LAST_REWARD} {{}})""",
-    "rollout": "reward {}",
-    "conversation": "reward {}",
-}
+_HAS_REWARD: Final = (
+    f"rollout_id IN (SELECT rollout_id FROM rollouts GROUP BY 1 HAVING {LAST_REWARD} {{}})"
+)
 _REWARD_VIEWS: Final = ("rollouts",)
 """To bind it costs as much as all the others."""
 CONVERSATION: Final = attribute_sql(c.CONVERSATION_ID)
@@ -70,7 +67,7 @@ def add_details(noun: str, store: "Store", rows: list[dict[str, Any]], con: Read
     ends = [(row[place], row.get("last_id", row[place])) for row in rows]
     texts = read_texts(sql_of(store, con), rows, place, ends)
     for row, (question, answer) in zip(rows, texts, strict=True):
-        row |= details.get(row[key], {})
+        row |= details[row[key]]
         reward, task = earned.get(row["rollout_id"], (None, None))
         row.setdefault("reward", reward)
         row["task"] = task_words(task)
@@ -143,7 +140,7 @@ def search_filters(noun: str, statuses: tuple[str, ...]) -> Mapping[str, Filter]
     def has_span(condition: str, value: str = "?") -> str:
         return _OF_SPANS[noun].format(f"spans, (SELECT {value} AS value) WHERE {condition}")
 
-    reward = _OF_REWARDS[noun].format
+    reward = (_HAS_REWARD if noun == "trace" else "reward {}").format
     return MappingProxyType({
         "q": Filter(
             has_span(_CONTAINS, _NEEDLE),

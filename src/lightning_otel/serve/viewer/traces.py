@@ -24,7 +24,6 @@ from lightning_otel.views.traces import CONVERSATION, TRACE_SEARCH
 LISTS: Final[Mapping[str, View]] = {
     "traces": TRACE_SEARCH, "rollouts": ROLLOUTS, "conversations": CONVERSATIONS,
 }  # fmt: skip
-"""Lists by the path of their page, which is the noun of their rows."""
 COLUMNS: Final = {
     "start_ns": "Started", "id": "ID", "title": "Input", "output": "Output", "status": "Status",
     "agents": "Agents", "models": "Models", "rollouts": "Rollouts", "attempts": "Attempts",
@@ -39,7 +38,7 @@ _ID: Final = re.compile(r"[0-9a-f]{6,32}|@last|[A-Za-z0-9_.:]+-[A-Za-z0-9_.:-]{4
 _MOST: Final = 1_000
 """Rollouts of a filter whose export is led to by their ids."""
 _LONGEST: Final = 12_000
-"""Characters of an address; a server reads 16 KiB of a request's head."""
+"""Characters of an address, of which a server reads 16 KiB."""
 _ROLLOUTS_OF: Final = f"""
 SELECT DISTINCT {ROLLOUT} AS rollout_id FROM spans
 WHERE {CONVERSATION} IN (SELECT unnest(?)) ORDER BY 1"""
