@@ -86,7 +86,9 @@ def test_no_page_holds_what_is_not_seen(ask: Ask, store: Store) -> None:
     assert 'value="&#27;[31m&#7;' in ask(store, f"/traces?q={quote(evil)}").text
 
 
-@pytest.mark.parametrize("path", ["/resources/prompt", "/?by=time", "/?by=step", "/?by=version"])
+@pytest.mark.parametrize(
+    "path", ["/resources/prompt", "/?by=time", "/?by=step", "/?by=version", "/?lines=agent"]
+)
 def test_pages_of_a_store_of_one(ask: Ask, store: Store, path: str) -> None:
     """One rollout and one live version are enough for every page."""
     Resources(State.beside(store)).publish("prompt", "Be brief.", alias="live")

@@ -256,8 +256,36 @@ def test_a_run_tells_what_it_measured_made_and_kept(
     assert places == sorted(places)
     for each in ("reward 0 0.9667", "prompt@2", "/checkpoints/30", "@1 @2 for 10%"):
         assert each in told, told
-    for wrong in ("/runs/run-x", f"{at}?metric=nothing"):
+    for wrong in ("/runs/run-x", f"{at}?metric=nothing", f"/runs/compare?run=x&run={at[-9:]}"):
         assert asked.get(wrong).status == 404
+    assert asked.get(f"/runs/compare?run={trained.run_id}").status == 400
+
+
+def test_two_runs_are_compared(
+    visit: Visits, store: Store, state: State, trained: TrainingRun, shot: Shot
+) -> None:
+    """From the list by two boxes: the settings that differ, metrics side by side and overlaid."""
+    opened = Runs(state)
+    other = opened.start("apo", {"model": HOSTILE, "beam": 4, "rate": 1e-4})
+    for step in range(30):
+        opened.log(other.run_id, step, {"reward": step / 60, "rate": 1e-4})
+    page = visit(store, "/runs")
+    for box in page.locator("[name=run]").all():
+        box.check()
+    found = violations(page)
+    page.get_by_role("button", name="Compare").click()
+    page.wait_for_url("**/runs/compare?run=*")
+    shot(page)
+    told = page.locator("table").all_inner_texts()
+    charts = page.locator("svg.curve")
+
+    assert "beam\t3\t4" in told[0]
+    assert "rate\t–\t0.0001" in told[0]
+    assert "model" not in told[0]
+    assert "2 of 4 settings differ" in page.inner_text("main")
+    assert re.search(r"reward\t0 → 0.9333\t0 → 0.4667\t-0.4667", told[1])
+    assert [charts.nth(at).locator("path.mean").count() for at in (0, 2)] == [4, 1]
+    assert (found, violations(page)) == ([], [])
 
 
 def test_runs_are_listed_and_silent_ones_marked(

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
     from lightning_otel.resources import Resources
 
 _FACTS: Final = ("rollouts",)
-_REWARDED: Final = Filter(
-    "(reward IS NOT NULL) = ?", "Only those with, or without, a reward.", bool, views=_FACTS
-)
 _STATUSES: Final = ("running", "succeeded", "failed", "incomplete")
-_STATUS: Final = Filter("status = ?", "Only those with this status.", choices=_STATUSES)
 
 ATTEMPTS: Final = View(
     (
@@ -28,12 +24,16 @@ ATTEMPTS: Final = View(
     ),
     "SELECT * FROM rollouts",
     {
-        "status": _STATUS,
+        "status": Filter("status = ?", "Only those with this status.", choices=_STATUSES),
         "agent": Filter(
             "list_contains(string_split(agents, ', '), ?)",
             "Only those of this agent (the whole name).", views=_FACTS,
         ),
-        "rewarded": _REWARDED, **WHEN,
+        "rewarded": Filter(
+            "(reward IS NOT NULL) = ?", "Only those with, or without, a reward.", bool,
+            views=_FACTS,
+        ),
+        **WHEN,
     },
     ("start_ns DESC", "rollout_id DESC", "attempt_id DESC"),
     light="SELECT * FROM attempts WHERE is_attempt",

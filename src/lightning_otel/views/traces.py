@@ -34,12 +34,9 @@ _OF_SPANS: Final = {
   list_has_any(rollout_ids, (SELECT list({ROLLOUT}) FROM {{}})), false)""",
 }
 """Conditions of the rows of a list, by its noun: of those with one of some spans."""
-_OF_REWARDS: Final = {
-    "trace": f"""rollout_id IN (
-  SELECT rollout_id FROM rollouts GROUP BY 1 HAVING {LAST_REWARD} {{}})""",
-    "rollout": "reward {}",
-    "conversation": "reward {}",
-}
+_HAS_REWARD: Final = (
+    f"rollout_id IN (SELECT rollout_id FROM rollouts GROUP BY 1 HAVING {LAST_REWARD} {{}})"
+)
 _REWARD_VIEWS: Final = ("rollouts",)
 """To bind it costs as much as all the others."""
 CONVERSATION: Final = attribute_sql(c.CONVERSATION_ID)
@@ -70,7 +67,7 @@ def add_details(noun: str, store: "Store", rows: list[dict[str, Any]], con: Read
     ends = [(row[place], row.get("last_id", row[place])) for row in rows]
     texts = read_texts(sql_of(store, con), rows, place, ends)
     for row, (question, answer) in zip(rows, texts, strict=True):
-        row |= details.get(row[key], {})
+        row |= details[row[key]]
         reward, task = earned.get(row["rollout_id"], (None, None))
         row.setdefault("reward", reward)
         row["task"] = task_words(task)
@@ -143,27 +140,23 @@ def search_filters(noun: str, statuses: tuple[str, ...]) -> Mapping[str, Filter]
     def has_span(condition: str, value: str = "?") -> str:
         return _OF_SPANS[noun].format(f"spans, (SELECT {value} AS value) WHERE {condition}")
 
-    reward = _OF_REWARDS[noun].format
+    def named(column: str, help: str) -> Filter:
+        condition = has_span(f"{column} = value OR {column} GLOB value")
+        return Filter(condition, help, hint="name or glob*")
+
+    reward = (_HAS_REWARD if noun == "trace" else "reward {}").format
     return MappingProxyType({
         "q": Filter(
             has_span(_CONTAINS, _NEEDLE),
             "Only those with this text in a message or attribute, or whose id begins so.",
             hint="text of a message, or an id", label="Search", has_bodies=True,
         ),
-        "agent": Filter(
-            has_span("agent = value OR agent GLOB value"),
-            "Only those in which this agent acts.", hint="name or glob*",
-        ),
-        "model": Filter(
-            has_span("model = value OR model GLOB value"),
-            "Only those in which this model answers.", hint="name or glob*",
-        ),
+        "agent": named("agent", "Only those in which this agent acts."),
+        "model": named("model", "Only those in which this model answers."),
         "status": Filter("status = ?", "Only those with this status.", choices=statuses),
         **WHEN,
-        "rewarded": Filter(
-            f"({reward('IS NOT NULL')}) = ?",
-            "Only those with, or without, a reward.", bool, views=_REWARD_VIEWS,
-        ),
+        "rewarded": Filter(f"({reward('IS NOT NULL')}) = ?",
+                           "Only those with, or without, a reward.", bool, views=_REWARD_VIEWS),
         "error": Filter(
             f"""({_OF_SPANS[noun].format("spans WHERE status = 'ERROR'")}) = ?""",
             "Only those with, or without, a failed span.", bool,
@@ -174,14 +167,10 @@ def search_filters(noun: str, statuses: tuple[str, ...]) -> Mapping[str, Filter]
         "conversation": Filter(
             has_span(f"{CONVERSATION} = value"), "Only those of this conversation (the whole id)."
         ),
-        "min_reward": Filter(
-            reward(">= ?"), "Only those with at least this reward.", float,
-            label="Reward from", views=_REWARD_VIEWS,
-        ),
-        "max_reward": Filter(
-            reward("<= ?"), "Only those with at most this reward.", float,
-            label="Reward to", views=_REWARD_VIEWS,
-        ),
+        "min_reward": Filter(reward(">= ?"), "Only those with at least this reward.", float,
+                             label="Reward from", views=_REWARD_VIEWS),
+        "max_reward": Filter(reward("<= ?"), "Only those with at most this reward.", float,
+                             label="Reward to", views=_REWARD_VIEWS),
         "version": Filter(
             has_span(_IS_VERSION),
             "Only those in which this version of a resource acted.", hint="prompt@3",

@@ -57,8 +57,10 @@ async def home(request: Request) -> Response:
         newest = _read_newest(store)
         is_any = newest is not None and newest.total
         return {
-            **_name_curve(**curve),
+            **curve,
             **choices,
+            "axes": _AXES,
+            "metrics": _METRICS,
             "dimensions": DIMENSIONS,
             "periods": PERIODS,
             "parts": list(_read_parts(request, store, choices)) if is_any else (),
@@ -179,11 +181,7 @@ def _draw_curve(store: Store, *, by: str, metric: str, lines: str) -> Mapping[st
     # What plot draws is escaped by it, and holds no script, link or style.
     drawn = Markup(svg(charts, is_styled=False))
     has_values = any(chart.series for chart in charts)
-    return {**_name_curve(by, metric, lines), "drawn": drawn, "has_values": has_values}
-
-
-def _name_curve(by: str, metric: str, lines: str) -> Mapping[str, object]:
-    return {"by": by, "metric": metric, "lines": lines, "axes": _AXES, "metrics": _METRICS}
+    return {"by": by, "metric": metric, "drawn": drawn, "has_values": has_values}
 
 
 def _read_newest(store: Store) -> Listing | None:

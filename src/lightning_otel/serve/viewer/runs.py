@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from markupsafe import Markup
@@ -12,7 +12,11 @@ from starlette.routing import Route
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
+from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.viewer import page
+from lightning_otel.serve.viewer.templating import json_text
+from lightning_otel.types.text import count_noun
+from lightning_otel.views.plot.curves import Chart
 from lightning_otel.views.plot.svg import svg
 
 CURVES: Final = 12
@@ -98,11 +102,55 @@ async def run(request: Request) -> Response:
     return await page.answer(request, "run.html", read)
 
 
+async def compare(request: Request) -> Response:
+    """Two of them: what differs in their settings, their metrics side by side and overlaid."""
+    names = list(dict.fromkeys(request.query_params.getlist("run")))
+    if len(names) != 2:
+        raise RefusalError(400, f"{count_noun(len(names), 'run')} chosen; choose two to compare")
+
+    def read(_: Store) -> Mapping[str, object]:
+        from lightning_otel.views.plot import runs as plotting
+
+        repositories = page.require_state(request, f"training run {names[0]!r}")
+        pair = [repositories.runs.get(name) for name in names]
+        pair.sort(key=lambda run: run.created_ns)
+        ids = [run.run_id for run in pair]
+        metrics = sorted(plotting.logged_metrics(repositories.state, ids), key=_rank_metric)
+        charts = plotting.read_charts(repositories.state, metrics[:CURVES], runs=ids)
+        settings = [{"algorithm": run.algorithm, **run.config} for run in pair]
+        texts = [{key: json_text(value, None) for key, value in each.items()} for each in settings]
+        keys = sorted({*texts[0], *texts[1]})
+        rows = [(key, [each.get(key, "–") for each in texts]) for key in keys]
+        return {
+            "runs": pair,
+            "settings": [(key, values) for key, values in rows if values[0] != values[1]],
+            "count": len(keys),
+            "figures": [_compare_series(chart, ids) for chart in charts],
+            "others": metrics[CURVES:],
+            "pictures": [Markup(svg([chart], is_styled=False)) for chart in charts],
+        }
+
+    return await page.answer(request, "runs_compare.html", read, title="Compare training runs")
+
+
+def _compare_series(chart: Chart, run_ids: Sequence[str]) -> Mapping[str, object]:
+    """Return first and last values of a metric by run, None where it was not measured."""
+    series = {line.name: line.points for line in chart.series}
+    values = [
+        (points[0].value, points[-1].mean) if (points := series.get(run_id)) else None
+        for run_id in run_ids
+    ]
+    ends = [value[1] for value in values if value is not None]
+    change = ends[1] - ends[0] if len(ends) == len(run_ids) else None
+    return {"metric": chart.metric, "values": values, "change": change}
+
+
 def _rank_metric(name: str) -> tuple[int, str]:
     return (_FIRST.index(name) if name in _FIRST else len(_FIRST), name)
 
 
 ROUTES: Final[list[Route]] = [
     Route("/runs", runs, methods=["GET"]),
+    Route("/runs/compare", compare, methods=["GET"]),
     Route("/runs/{run_id:path}", run, methods=["GET"]),
 ]

@@ -24,7 +24,6 @@ from lightning_otel.views.traces import CONVERSATION, TRACE_SEARCH
 LISTS: Final[Mapping[str, View]] = {
     "traces": TRACE_SEARCH, "rollouts": ROLLOUTS, "conversations": CONVERSATIONS,
 }  # fmt: skip
-"""Lists by the path of their page, which is the noun of their rows."""
 COLUMNS: Final = {
     "start_ns": "Started", "id": "ID", "title": "Input", "output": "Output", "status": "Status",
     "agents": "Agents", "models": "Models", "rollouts": "Rollouts", "attempts": "Attempts",
@@ -37,9 +36,8 @@ _UNUSUAL: Final = frozenset({"id", "models", "tools", "spans"})
 _ID: Final = re.compile(r"[0-9a-f]{6,32}|@last|[A-Za-z0-9_.:]+-[A-Za-z0-9_.:-]{4,}")
 """What may begin an id: of a trace or span, of a response, such as ``chatcmpl-…``, of a rollout."""
 _MOST: Final = 1_000
-"""Rollouts of a filter whose export is led to by their ids."""
-_LONGEST: Final = 12_000
-"""Characters of an address; a server reads 16 KiB of a request's head."""
+_LONGEST: Final = 10_000
+"""Characters of ids in an address, of which a server reads 16 KiB."""
 _ROLLOUTS_OF: Final = f"""
 SELECT DISTINCT {ROLLOUT} AS rollout_id FROM spans
 WHERE {CONVERSATION} IN (SELECT unnest(?)) ORDER BY 1"""
@@ -94,28 +92,21 @@ async def export(request: Request) -> Response:
     times = {name: text for name in view.filters if (text := page.text(request, name))}
 
     def read(store: Store) -> list[str]:
-        if chosen and of == "conversations":
+        if chosen:
             return [row["rollout_id"] for row in store.sql(_ROLLOUTS_OF, [chosen])]
-        rows, total, _ = replace(view, add=None).read(store, values, limit=_MOST)
-        if total > _MOST:
-            raise _too_many(f"{total:,} {of}")
+        rows = replace(view, add=None).read(store, values, limit=_MOST).rows
         return [name for row in rows for name in row.get("rollout_ids", (row["rollout_id"],))]
 
-    ids: list[str] = []
     if chosen or not times.keys() <= {"since", "until"}:
-        is_whole = chosen and of != "conversations"
-        ids = chosen if is_whole else await page.run(request, read)
+        is_known = chosen and of != "conversations"
+        ids = chosen if is_known else await page.run(request, read)
         if not ids:
             raise RefusalError(400, f"no {of} match; change the filters")
         times = {"rollout_id": ",".join(dict.fromkeys(ids))}
-    address = f"/transitions/export?{urlencode(times)}"
-    if len(address) > _LONGEST:
-        raise _too_many(count_noun(len(ids), "rollout"))
-    return page.see(address)
-
-
-def _too_many(what: str) -> RefusalError:
-    return RefusalError(400, f"{what} are too many for one address; choose some, or filter more")
+        if len(ids) >= _MOST or len(times["rollout_id"]) > _LONGEST:
+            what = f"{len(ids):,} rollouts or more are too many for one address"
+            raise RefusalError(400, f"{what}; choose some, or filter more")
+    return page.see(f"/transitions/export?{urlencode(times)}")
 
 
 async def redirect_conversation(request: Request) -> Response:

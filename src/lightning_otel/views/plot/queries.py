@@ -190,7 +190,7 @@ def _read_rollouts(store: "Store", metrics: Sequence[str], query: PlotQuery) -> 
     charts = []
     for name in metrics:
         title, is_success = METRICS[name].title, name == "success_rate"
-        rows = []
+        rows = list[_Row]()
         kind = query.split or "version"
         for rank, (start_ns, version, value) in enumerate(zip(
             *(columns[key] or () for key in ("start_ns", kind, name)), strict=True
@@ -198,16 +198,14 @@ def _read_rollouts(store: "Store", metrics: Sequence[str], query: PlotQuery) -> 
             number = float(value) if value is not None and math.isfinite(value) else None
             if is_success and number is not None:
                 number = float(number >= query.success)
-            rows.append(_Row(rank, start_ns, version or "", number))
+            names = (version or "").split(", ") if query.split else (version or "",)
+            rows += (_Row(rank, start_ns, name, number) for name in names)
         if is_success:
             title = f"success rate, reward from {query.success:g} on"
-        lacking = sum(row.value is None and bool(row.line or not is_by_version) for row in rows)
+        valueless = (row for row in rows if row.value is None)
+        lacking = len({row.number for row in valueless if row.line or not is_by_version})
         notes = [f"{count_noun(lacking, 'rollout')} {METRICS[name].lacks}"] if lacking else []
-        series, more = (
-            _compare_versions(rows)
-            if is_by_version
-            else _draw_lines(_split_rows(rows, query.split), axis, query)
-        )
+        series, more = _compare_versions(rows) if is_by_version else _draw_lines(rows, axis, query)
         charts.append(Chart(name, title, axis, tuple(series), (*notes, *more)))
     return charts
 
@@ -244,13 +242,6 @@ stamps AS MATERIALIZED (
 SELECT {lists} FROM own LEFT JOIN stamps USING (rollout_id)
 WHERE {" AND ".join(conditions) or "true"}"""
     return text, list(conditions.values())
-
-
-def _split_rows(rows: Sequence[_Row], split: Split | None) -> Sequence[_Row]:
-    """Return the rows, or one each agent that took part."""
-    if split is None:
-        return rows
-    return [row._replace(line=name) for row in rows for name in row.line.split(", ")]
 
 
 def _draw_lines(

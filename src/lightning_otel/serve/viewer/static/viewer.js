@@ -111,7 +111,7 @@ const keys = new Map([
   ["k", () => move(-1)],
   ["/", () => ($('input[type="search"]') || $("main textarea, main input:not([type=hidden])"))?.focus()],
   ["?", () => toggle($("#keys"))],
-  ["x", () => $('[name="rollout"]', selected() ?? undefined)?.click()],
+  ["x", () => selected() && $('[form="chosen"]', selected())?.click()],
   ["[", () => $('[rel="prev"]')?.click()],
   ["]", () => $('[rel="next"]')?.click()],
 ]);
@@ -197,7 +197,7 @@ document.addEventListener("click", async (event) => {
     return;
   }
   if (target.matches("[data-all]")) {
-    for (const box of $$('[name="rollout"]')) box.checked = target.checked;
+    for (const box of $$('[form="chosen"]')) box.checked = target.checked;
   }
   const opener = target.closest("[data-open]");
   if (opener) return toggle(document.getElementById(opener.dataset.open));
@@ -222,7 +222,7 @@ const missed = new Set();
 let source = null;
 
 const isBusy = (element) => element.contains(document.activeElement) && isField(document.activeElement)
-  || $('[name="rollout"]:checked', element)
+  || $('[form="chosen"]:checked', element)
   || (!getSelection().isCollapsed && element.contains(getSelection().anchorNode));
 
 async function renew(element) {
