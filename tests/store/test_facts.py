@@ -1,5 +1,6 @@
 """Facts: computed by whoever reads first, renewed with what came since, right or absent."""
 
+import json
 import os
 import signal
 import subprocess
@@ -14,8 +15,9 @@ import duckdb
 import pytest
 from opentelemetry import trace
 from tests.adapter.forest import draw
+from tests.command import invoke
 
-from lightning_otel import Store, auto_trace, emit_reward
+from lightning_otel import Store, auto_trace, emit_action, emit_reward
 from lightning_otel.cli import output
 from lightning_otel.store.facts import delete_facts
 from lightning_otel.tracing.emitters import reward_span
@@ -203,6 +205,20 @@ def test_facts_that_are_not_whole_are_made_again(
     assert rewards_by(store, credit) == expected
     assert rows_of(store)[0]["reward"] == 1.0
     assert len([file for file in read_files(store, prefix) if "-3-" in file.name]) >= 1
+
+
+def test_the_first_query_of_the_command_line_finds_rewards_placed(store: Store) -> None:
+    """It may write nothing itself; facts are kept before that, so that the next one has them."""
+    with auto_trace(store=store, rollout_id="r"):
+        emit_action("done")
+        emit_reward(1.0)
+    query = "SELECT placed_by, call_ids IS NOT NULL AS is_placed FROM rewards"
+
+    rows = json.loads(invoke("sql", query, "--json", "--store", store.name).stdout)
+
+    assert rows == [{"placed_by": "previous", "is_placed": True}]
+    assert store.layout is not None
+    assert len(list(store.layout.facts.glob("facts-*.parquet"))) == 2  # one of them empty
 
 
 def test_a_store_that_is_only_read_answers_from_memory(store: Store) -> None:

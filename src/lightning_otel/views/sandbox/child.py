@@ -85,6 +85,9 @@ def main(job: Mapping[str, Any]) -> None:
 def _send_answer(out: int, store: Path, text: str, limits: Limits) -> None:
     layout = Layout(store)
     prepare(layout)
+    if any(name in text.lower() for name in FACT_VIEWS):
+        # Here they can be kept, and limits are the statement's: the adapter is ours.
+        LocalSource(layout).connect(("facts",)).con.close()
     os.chdir(layout.root)
     # Before DuckDB starts its threads: each is bound by what bound the one that started it.
     landlock.give_up()
@@ -123,9 +126,6 @@ def _layout_inside(layout: Layout) -> Layout:
 
 def _open_connection(inside: Layout, text: str, limits: Limits) -> Reader:
     """Open a database with the views the statement reads, in which no setting can be changed."""
-    # Before the limits, which are the statement's: the adapter is ours.
-    if any(name in text.lower() for name in FACT_VIEWS):
-        LocalSource(Layout(inside.catalogue)).connect(("facts",)).con.close()
     con = new_connection()
     # Three quarters: DuckDB does not count all that it takes.
     con.execute(f"SET memory_limit = '{limits.memory_bytes * 3 // 4} B'")
