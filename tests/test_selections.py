@@ -3,12 +3,14 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.command import invoke
 from tests.viewer.client import Asking
 
 from lightning_otel import (
+    Advantage,
     ConfigError,
     Span,
     Store,
@@ -117,6 +119,13 @@ def test_what_cannot_be_saved_is_refused(filled: Store) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             filled.save_selection(name, **options)
+    with pytest.raises(ConfigError, match="no plain value and cannot be saved"):
+        filled.save_selection("good", advantage=Advantage())
+    wrong: Any = 3
+    with pytest.raises(ConfigError, match="name is 3; it must be"):
+        filled.save_selection(wrong)
+    with pytest.raises(ConfigError, match="selection is 3; it must be"):
+        filled.transitions(selection=wrong)
     with auto_trace(store=filled, rollout_id="r5"):
         span_id = emit_action("done")
     filled.save_selection("good")
@@ -154,3 +163,25 @@ def test_pages_save_show_and_compare(
     (note,) = json.loads(undone.body)["notes"]
     assert note.startswith("The earlier label stays in good@1, exported to")
     assert note.endswith("x.jsonl; save the selection again.")
+
+
+def test_a_damaged_file_is_told_and_stops_nothing_else(
+    served: Callable[..., str], filled: Store
+) -> None:
+    """The selection can be saved again, as it says; labels are replaced as ever."""
+    assert filled.layout is not None
+    emit_feedback(rating=5, name="good", author="ana", rollout_id="r4", store=filled)
+    filled.save_selection("good", reward="good")
+    folder = filled.layout.root / "selections"
+    (folder / "good@1.json").write_text('{"name"')
+    (folder / "exports.ndjson").write_text('{"selection": "go')
+    with pytest.raises(StoreError, match=r"good@1.json is damaged .*; save the selection again"):
+        rows(filled, "good")
+
+    again = filled.save_selection("good", reward="good")
+    asked = Asking(served(filled, "", key="a-key-of-some-length"))
+    replaced = asked.post("/label", item="r4", name="good", author="ana", reward="0.5")
+
+    assert str(again) == "good@2"
+    assert rows(filled, "good")[-1] == ("r4", 1.0)
+    assert replaced.status == 303, replaced.words

@@ -17,7 +17,7 @@ import orjson
 
 from lightning_otel.errors import ConfigError, NotFoundError, StoreError, disk_remedy
 from lightning_otel.store.files import make_private, write_private
-from lightning_otel.types.values import suggest_name
+from lightning_otel.types.values import check_types, suggest_name
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -115,9 +115,11 @@ def read_version(store: "Store", reference: str) -> SelectionVersion:
     """Read ``NAME@N``, or the newest version of ``NAME``.
 
     Raises:
+        ConfigError: It is no text.
         NotFoundError: There is no such selection or version.
         StoreError: Its file is damaged.
     """
+    check_types({"selection": reference}, {"selection": str})
     versions = list_versions(store)
     name, mark, number = reference.partition("@")
     if name not in versions:
@@ -133,6 +135,13 @@ def read_version(store: "Store", reference: str) -> SelectionVersion:
         raise StoreError(f"{path} is damaged ({exc}); save the selection again") from exc
 
 
+def _read_sound(store: "Store", reference: str) -> SelectionVersion | None:
+    """Read a version; None if its file is damaged."""
+    with suppress(StoreError):
+        return read_version(store, reference)
+    return None
+
+
 def save_version(
     store: "Store", name: str, options: Mapping[str, Any], source: str = ""
 ) -> SelectionVersion:
@@ -146,6 +155,7 @@ def save_version(
 
     if "selection" in options:
         raise ConfigError("a selection is saved already; save other options, or export it")
+    check_types({"name": name}, {"name": str})
     if not _NAME.fullmatch(name):
         raise ConfigError(f"no selection can be named {name!r}; use letters, digits, _, . and -")
     moment = at_moment(store)
@@ -165,7 +175,7 @@ def _write_version(store: "Store", version: SelectionVersion) -> SelectionVersio
     folder, row = _find_folder(store), asdict(version)
     while True:
         numbers = list_versions(store).get(version.name, [0])
-        newest = read_version(store, version.name) if numbers[-1] else None
+        newest = _read_sound(store, version.name) if numbers[-1] else None
         if newest and (newest.options, newest.steps) == (row["options"], row["steps"]):
             return newest
         reference = f"{version.name}@{numbers[-1] + 1}"
@@ -193,7 +203,9 @@ def _make_file(folder: Path, reference: str, row: Mapping[str, Any]) -> None:
 
 def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        saved: dict[str, Any] = orjson.loads(orjson.dumps(dict(options)))
+        saved: dict[str, Any] = orjson.loads(
+            orjson.dumps(dict(options), option=orjson.OPT_PASSTHROUGH_DATACLASS)
+        )
     except TypeError as exc:
         raise ConfigError(f"an option is no plain value and cannot be saved: {exc}") from exc
     return saved
@@ -255,22 +267,22 @@ def list_uses(store: "Store", rollout_id: str, name: str, given_ns: int) -> dict
     if store.layout is None:
         return {}
     versions = (
-        read_version(store, f"{selection}@{number}")
+        _read_sound(store, f"{selection}@{number}")
         for selection, numbers in list_versions(store).items()
         for number in numbers
     )
     uses: dict[str, list[str]] = {
         str(version): []
-        for version in versions
+        for version in filter(None, versions)
         if rollout_id in version.rollouts
         and version.as_of_ns >= given_ns
         and version.options.get("reward") in (None, name)
     }
     path = _find_folder(store) / _EXPORTS
     for line in path.read_bytes().splitlines() if path.exists() else ():
-        export = orjson.loads(line)
-        if export["selection"] in uses:
-            uses[export["selection"]].append(export["path"])
+        with suppress(ValueError):  # a line that a full disk cut off
+            export = orjson.loads(line)
+            uses.get(export["selection"], []).append(export["path"])
     return uses
 
 
