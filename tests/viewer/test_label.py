@@ -185,6 +185,12 @@ def test_labels_by_python_take_the_place_of_earlier_ones(judged: Store) -> None:
         emit_feedback(rating=5, name="primary", rollout_id="r3", store=judged)
     with pytest.raises(ConfigError, match="without a comma"):
         emit_feedback(rating=5, author="a, b", rollout_id="r3", store=judged)
+    wrong: Any = 3
+    with pytest.raises(ConfigError, match="author is 3; it must be"):
+        emit_feedback(rating=5, author=wrong, rollout_id="r3", store=judged)
+    with auto_trace(store=judged, rollout_id="r4"):
+        emit_feedback(rating=5, name=" good ", author="ana")
+    assert labels(judged, "r4") == [("good", 1.0, "ana")]
 
 
 def test_a_score_that_is_not_kept_leads_back(visit: Visits, judged: Store) -> None:

@@ -228,7 +228,8 @@ def emit_feedback(
                 f"feedback {feedback_id!r} names nothing that it judges; give response_id, "
                 "rollout_id, trace_id, span_id or conversation_id"
             )
-        return emit_reward(name or NAME, feedback.value, attributes=feedback.attributes)
+        own_name = str(feedback.attributes.get(c.REWARD_NAME, NAME))
+        return emit_reward(own_name, feedback.value, attributes=feedback.attributes)
     if not config.is_enabled():
         return None
     opened = store if store is not None else Store()

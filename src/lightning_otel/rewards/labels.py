@@ -8,6 +8,7 @@ from lightning_otel.store.source import read_overview
 from lightning_otel.tracing.emitters import retraction_span
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
+from lightning_otel.types.values import check_types
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -41,6 +42,7 @@ def describe_author(name: str | None = None, author: str | None = None) -> dict[
     Raises:
         ConfigError: One of them is no word, or the name is that of programs' own rewards.
     """
+    check_types({"name": name, "author": author}, describe_author.__annotations__)
     attributes = {}
     if name is not None:
         attributes[c.REWARD_NAME] = _check_word("name", name)
