@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tests.command import invoke
 from tests.listening import Handler
 
-from lightning_otel import Store, auto_trace, emit_action, emit_reward
+from lightning_otel import Store, auto_trace, emit_action, emit_feedback, emit_reward
 
 Invoke = Callable[..., Any]
 
@@ -138,3 +139,31 @@ def test_grpc_takes_no_annotations(
 
     assert done.returncode == 2
     assert "takes no annotations" in done.stderr
+
+
+def test_labels_are_of_people_and_replace_their_earlier_ones(
+    store: Store, phoenix: Phoenix
+) -> None:
+    """Each person has one annotation of a name; what is retracted by then is no failure."""
+    with auto_trace(store=store, rollout_id="r"):
+        action = emit_action("one")
+
+    def give(*, is_used: bool, author: str = "ana") -> str:
+        span_id = emit_feedback(
+            used_result=is_used, name="good", author=author, rollout_id="r", store=store
+        )
+        return str(span_id)
+
+    give(is_used=True)
+    give(is_used=True, author="bo")
+    first = send(invoke, phoenix, store)
+    last = give(is_used=False)
+    second = send(invoke, phoenix, store)
+    invoke("reward", give(is_used=True, author="eve"), "--retract", "--store", store.name)
+    third = send(invoke, phoenix, store)
+
+    assert [done.returncode for done in (first, second, third)] == [0, 0, 0], third.stderr
+    given = {key: one["result"]["score"] for key, one in phoenix.annotations.items()}
+    (negative,) = (row["value"] for row in store.sql("FROM rewards WHERE span_id = ?", [last]))
+    assert given == {(action, "good", "ana"): negative, (action, "good", "bo"): -negative}
+    assert {one["annotator_kind"] for one in phoenix.annotations.values()} == {"HUMAN"}

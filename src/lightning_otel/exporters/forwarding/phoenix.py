@@ -33,7 +33,14 @@ FROM rewards LEFT JOIN (
   WHERE name = '{c.SPAN_ROLLOUT}' GROUP BY ALL
 ) AS root USING (rollout_id, attempt_id)
 WHERE rewards.span_id IN (SELECT unnest(?))"""
-_HUMAN: Final = (c.FEEDBACK_ID, c.FEEDBACK_TEXT, c.FEEDBACK_RATING, c.FEEDBACK_SATISFIED)
+_LINK: Final = f"{c.LINK_PREFIX}.0.value_match"
+_HUMAN: Final = (
+    c.REWARD_AUTHOR,
+    c.FEEDBACK_ID,
+    c.FEEDBACK_TEXT,
+    c.FEEDBACK_RATING,
+    c.FEEDBACK_SATISFIED,
+)
 
 
 def is_reward(span: Span) -> bool:
@@ -95,10 +102,10 @@ class Annotations:
             UnsendableError: The reward of the only span belongs to no span.
         """
         by_id = {span.span_id: span for span in spans}
-        rows = self._store.sql(_REWARDS, [[*by_id]])
+        rows = self._store.sql(_REWARDS, [[*by_id]]).rows()  # none of one that is retracted
         data = [one for row in rows for one in self._make(row, by_id[row["span_id"]])]
-        if not data and len(spans) == 1:
-            raise UnsendableError("the reward is retracted, or belongs to no span")
+        if rows and not data and len(spans) == 1:
+            raise UnsendableError("the reward belongs to no span")
         return json.dumps({"data": data}).encode()
 
     def _make(self, row: dict[str, Any], reward: Span) -> Iterator[dict[str, Any]]:
@@ -107,6 +114,9 @@ class Annotations:
         reason = next(filter(None, texts), None) if self._with_content else None
         is_human = any(key in attributes for key in _HUMAN)
         kind = "HUMAN" if is_human else "LLM" if c.REWARD_PROMPT in attributes else "CODE"
+        identifier = reward.span_id
+        if author := attributes.get(c.REWARD_AUTHOR):  # a label takes their earlier one's place
+            identifier = f"{author} {attributes.get(_LINK, '')}".strip()
         for span_id in json.loads(row["calls"] or "null") or [row["root"]]:
             if span_id is not None:
                 yield {
@@ -115,5 +125,5 @@ class Annotations:
                     "annotator_kind": kind,
                     "result": {"score": row["value"], "explanation": reason},
                     "metadata": {"rollout_id": row["rollout_id"]},
-                    "identifier": reward.span_id,
+                    "identifier": identifier,
                 }
