@@ -156,3 +156,15 @@ def test_names_that_a_shell_would_take_for_more_are_not_offered(spawn: Cli, tmp_
     store.writer().seal()
 
     assert _asked(spawn, "show run-", LIGHTNING_OTEL_STORE=store.name) == ["run-good"]
+
+
+def test_completion_says_nothing_of_damage(spawn: Cli, copy: Path) -> None:
+    """A shell would show it in the line that is being written."""
+    (copy.with_name(f"{copy.name}.d") / "manifest.ndjson").write_text("rubbish\n")
+
+    done = spawn(
+        env={"_LIGHTNING_OTEL_COMPLETE": "bash_complete", "COMP_WORDS": "lightning-otel show e",
+             "COMP_CWORD": "2", "LIGHTNING_OTEL_STORE": str(copy)},
+    )  # fmt: skip
+
+    assert ("exp-one" in done.stdout, done.stderr) == (True, "")

@@ -3,6 +3,7 @@
 A type a kind of name; a command that takes such a name says so by its type.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
@@ -42,6 +43,7 @@ class StoredName(click.ParamType):  # type: ignore[type-arg]  # older versions o
         from lightning_otel.errors import LightningOtelError
 
         names = list(self._words)
+        logging.disable()  # a shell would show it in the line that is being written
         try:
             opened = Store(ctx.params.get("store"))
             is_there = opened.layout is not None and opened.layout.exists()
