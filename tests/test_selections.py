@@ -173,9 +173,14 @@ def test_a_damaged_file_is_told_and_stops_nothing_else(
     emit_feedback(rating=5, name="good", author="ana", rollout_id="r4", store=filled)
     filled.save_selection("good", reward="good")
     folder = filled.layout.root / "selections"
+    (folder / "other@1.json").mkdir()
+    for name in ("@1", "good@0", "good@٣", "a@1@2"):  # none of ours
+        (folder / f"{name}.json").touch()
     (folder / "good@1.json").write_text('{"name"')
     (folder / "exports.ndjson").write_text('{"selection": "go')
-    with pytest.raises(StoreError, match=r"good@1.json is damaged .*; save the selection again"):
+    with pytest.raises(
+        StoreError, match=r"good@1.json cannot be read .*; save the selection again"
+    ):
         rows(filled, "good")
 
     again = filled.save_selection("good", reward="good")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lightning_otel.dataset import Store
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_VERSION: Final = re.compile(rf"({_NAME.pattern})@([1-9][0-9]*)")
 _FREE: Final = frozenset({"advantage", "adapter"})
 """Options of transitions that may stand beside a selection: they choose no step or reward."""
 _RELATIVE: Final = ("since", "until", "rollout_id")
@@ -105,9 +106,8 @@ def list_versions(store: "Store") -> dict[str, list[int]]:
     """Return the numbers of the versions of each selection, by name."""
     versions: dict[str, list[int]] = {}
     for path in sorted(_find_folder(store).glob("*@*.json")):
-        name, _, number = path.stem.rpartition("@")
-        if number.isdecimal():
-            versions.setdefault(name, []).append(int(number))
+        if match := _VERSION.fullmatch(path.stem):
+            versions.setdefault(match[1], []).append(int(match[2]))
     return {name: sorted(numbers) for name, numbers in versions.items()}
 
 
@@ -117,7 +117,7 @@ def read_version(store: "Store", reference: str) -> SelectionVersion:
     Raises:
         ConfigError: It is no text.
         NotFoundError: There is no such selection or version.
-        StoreError: Its file is damaged.
+        StoreError: Its file is damaged or cannot be read.
     """
     check_types({"selection": reference}, {"selection": str})
     versions = list_versions(store)
@@ -131,12 +131,12 @@ def read_version(store: "Store", reference: str) -> SelectionVersion:
     path = _find_folder(store) / f"{name}@{number or versions[name][-1]}.json"
     try:
         return SelectionVersion(**orjson.loads(path.read_bytes()))
-    except (ValueError, TypeError) as exc:
-        raise StoreError(f"{path} is damaged ({exc}); save the selection again") from exc
+    except (OSError, ValueError, TypeError) as exc:
+        raise StoreError(f"{path} cannot be read ({exc}); save the selection again") from exc
 
 
 def _read_sound(store: "Store", reference: str) -> SelectionVersion | None:
-    """Read a version; None if its file is damaged."""
+    """Read a version; None if its file cannot be read."""
     with suppress(StoreError):
         return read_version(store, reference)
     return None
