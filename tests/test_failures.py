@@ -59,6 +59,10 @@ TREES = {
          failed(3, 2, "refused", "E")],
         [(3, "E", "look_up", True)],
     ),
+    "in the SDK's words": (
+        [failed(1, None, "no 7", "app.Lost"), failed(2, 1, "Lost: no 7", "app.Lost", **TOOL)],
+        [(2, "app.Lost", "look_up", True)],
+    ),
     "survived, then another": (
         [failed(1, None, "no 8", "KeyError"), failed(2, 1, "timed out", "TimeoutError")],
         [(1, "KeyError", None, True), (2, "TimeoutError", None, False)],
@@ -87,6 +91,7 @@ def test_a_fault_counts_once_where_it_arose(case: str, store: Store) -> None:
     assert told == [(f"{number:016x}", *more) for number, *more in expected]
     for name in ("error_type", "error_message"):
         assert rollout[name] == reason[name]
+    assert not (reason["error_message"] or "").startswith("Lost")
 
 
 @pytest.mark.parametrize(

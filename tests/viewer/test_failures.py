@@ -113,6 +113,13 @@ def test_pages_of_failures_are_accessible(
     page.wait_for_url("**of=failures**")
     found["failures"] = check(page)
     shot(page, "failures")
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    assert page.locator("input[name='rollout']:checked").count() == 1
+    page.keyboard.press("b")
+    page.wait_for_url("**/label**")
+    assert "Label 1 item" in page.inner_text("h1")
+    page.go_back()
     page.locator("h2:has-text('Errors') ~ .table tbody a.id").first.click()
     page.wait_for_url("**/traces/**")
     found["span"] = check(page)

@@ -95,6 +95,8 @@ def test_a_rollout_tells_all_that_is_known(store: Store, asking: AskingOf) -> No
         "Resources used prompt@3",
     ):
         assert each in told, told
+    assert "r1" in asking(store).get("/transitions?rollout_id=r1").words
+    assert 'href="/transitions?rollout_id=r1"' in asking(store).get("/rollouts/r1").text
 
 
 def test_a_failed_rollout_says_why(store: Store, asking: AskingOf) -> None:

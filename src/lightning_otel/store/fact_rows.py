@@ -340,7 +340,9 @@ def read_error(span: Span) -> tuple[str, str]:
     events = [event.attributes for event in span.events if c.EXCEPTION_TYPE in event.attributes]
     raised = events[-1] if events else span.attributes
     kind = get_text(span.attributes, c.ERROR_TYPE) or get_text(raised, c.EXCEPTION_TYPE) or ""
-    return kind, span.status_message or to_text(raised.get(c.EXCEPTION_MESSAGE, ""))
+    message = span.status_message or to_text(raised.get(c.EXCEPTION_MESSAGE, ""))
+    # OpenTelemetry's SDK writes "KeyError: 'id'" where a block raises.
+    return kind, message.removeprefix(f"{kind.rpartition('.')[2]}: ")
 
 
 def _name_model(call: Span) -> str | None:

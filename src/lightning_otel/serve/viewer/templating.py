@@ -41,6 +41,7 @@ PLACES: Final = [
         ("/", "Home", "h"),
         ("/traces", "Traces", "t"),
         ("/transitions", "Transitions", "s"),
+        ("/selections", "Data sets", "d"),
         ("/resources", "Resources", "p"),
         ("/runs", "Runs", "u"),
         ("/sql", "SQL", "q"),
