@@ -71,9 +71,9 @@ def retract_earlier(store: "Store", spans: Sequence[Span]) -> list[Span]:
     if not own:
         return []
     return retractions + [
-        _retract(row["span_id"], span)
+        _retract(row["span_id"], later)
         for row in list_labels(store, list({span.rollout_id for span in own.values()}))
-        if (span := own.get((row["rollout_id"], row["name"], row["author"], row["link_value"])))
+        if (later := own.get((row["rollout_id"], row["name"], row["author"], row["link_value"])))
     ]
 
 
