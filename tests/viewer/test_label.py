@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.command import invoke
 from tests.viewer.browsing import KEY, Shot, Visits, violations
 from tests.viewer.client import Answer, AskingOf
 
@@ -172,6 +173,24 @@ def test_labels_by_http_need_the_key(asking: AskingOf, judged: Store) -> None:
     assert (post(Authorization="").status, labels(judged)) == (401, [])
     assert (post(Authorization=f"Bearer {KEY}").status, post().status) == (200, 200)
     assert labels(judged) == [("good", 0.5, "ana")]
+
+
+def test_labels_that_waited_take_the_place_of_earlier_ones(asking: AskingOf, judged: Store) -> None:
+    """Whatever their order is on the disk: the last one counts."""
+    asked, name = asking(judged), "good"
+    for reward, feedback_id in ((1, "b"), (0.2, "c"), (-0.5, "a")):
+        body = {"rollout_id": "r9", "reward": reward, "name": name, "author": "ana"}
+        asked.ask(
+            "POST", "/v1/feedback", json.dumps({**body, "feedback_id": feedback_id}),
+            Content_Type="application/json", Accept="application/json",
+        )  # fmt: skip
+    with auto_trace(store=judged, rollout_id="r9"):
+        emit_action("done")
+
+    settled = invoke("export", "triplets", "--store", judged.name)
+
+    assert "3 × feedback given" in settled.stderr
+    assert labels(judged, "r9") == [(name, -0.5, "ana")]
 
 
 def test_labels_by_python_take_the_place_of_earlier_ones(judged: Store) -> None:

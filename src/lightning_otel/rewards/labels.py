@@ -57,17 +57,28 @@ def describe_author(name: str | None = None, author: str | None = None) -> dict[
 def retract_earlier(store: "Store", spans: Sequence[Span]) -> list[Span]:
     """Return retractions of the labels whose place new ones take: of one author, name and target.
 
+    Of several new ones the last counts.
+
     Raises:
         StoreError: The store cannot be read.
     """
-    own = {_identify(span): span for span in spans if c.REWARD_AUTHOR in span.attributes}
+    own: dict[tuple[object, ...], Span] = {}
+    retractions = []
+    for span in (span for span in spans if c.REWARD_AUTHOR in span.attributes):
+        if earlier := own.get(_identify(span)):
+            retractions.append(_retract(earlier.span_id, span))
+        own[_identify(span)] = span
     if not own:
         return []
-    return [
-        retraction_span(row["span_id"], row["rollout_id"], span.attributes.get(c.RECEIVED))
+    return retractions + [
+        _retract(row["span_id"], later)
         for row in list_labels(store, list({span.rollout_id for span in own.values()}))
-        if (span := own.get((row["rollout_id"], row["name"], row["author"], row["link_value"])))
+        if (later := own.get((row["rollout_id"], row["name"], row["author"], row["link_value"])))
     ]
+
+
+def _retract(span_id: str, later: Span) -> Span:
+    return retraction_span(span_id, later.rollout_id, later.attributes.get(c.RECEIVED))
 
 
 def _identify(span: Span) -> tuple[object, ...]:

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -93,6 +94,7 @@ class Pending:
         counts, until_ns = [0, 0, 0], time.time_ns() - LONGEST_NS
         for part in self._read_parts():
             gone = []
+            part.sort(key=attrgetter("given_ns"))  # of a person's labels the last counts
             for feedback, answer in zip(part, give(store, part, keep), strict=True):
                 counts[0] += isinstance(answer, StoredReward)
                 counts[1] += isinstance(answer, Conflict)
