@@ -109,11 +109,13 @@ def test_annotations_that_cannot_be_taken_hold_back_no_other(
         emit_action("one")
         emit_reward({"note": 1.0})
         emit_reward("fine", 0.5)
+        emit_reward(0.5, rollout_id="elsewhere")
 
     done = send(spawn, phoenix, store)
 
     assert done.returncode == 1
     assert "Phoenix: 1 reward delivered, 1 REJECTED: HTTP 400" in done.stderr
+    assert "1 REJECTED: the reward belongs to no span" in done.stderr
     with auto_trace(store=store):
         phoenix.lost = {str(emit_action("two"))}
         emit_reward(1.0)

@@ -99,14 +99,14 @@ class Annotations:
         """Return the body for the rewards of some spans.
 
         Raises:
-            UnsendableError: The reward of the only span belongs to no span.
+            UnsendableError: One of the rewards belongs to no span.
         """
         by_id = {span.span_id: span for span in spans}
         rows = self._store.sql(_REWARDS, [[*by_id]]).rows()  # none of one that is retracted
-        data = [one for row in rows for one in self._make(row, by_id[row["span_id"]])]
-        if rows and not data and len(spans) == 1:
+        parts = [list(self._make(row, by_id[row["span_id"]])) for row in rows]
+        if not all(parts):  # several are divided, and the others sent
             raise UnsendableError("the reward belongs to no span")
-        return json.dumps({"data": data}).encode()
+        return json.dumps({"data": [one for part in parts for one in part]}).encode()
 
     def _make(self, row: dict[str, Any], reward: Span) -> Iterator[dict[str, Any]]:
         attributes = reward.attributes
