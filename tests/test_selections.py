@@ -156,6 +156,12 @@ def test_pages_save_show_and_compare(
     assert "#0 r2 seen done 0.5" in page
     assert "good 2 3 3 resolved" in asked.get("/selections?of=rollouts").words
     assert asked.get("/selections/god").status == 404
+    assert "save the same filter again" in page
+    asked.post("/selections?of=rollouts&q=done", name="told", reward="resolved")
+    told = asked.get("/selections/told")
+    assert (told.status, "q=done" in told.text, "save the same filter again" in told.words) == (
+        200, False, False,
+    )  # fmt: skip
     undone = asked.ask(
         "POST", "/label", "item=r4&name=label&author=ana&reward=", Accept="application/json",
         Content_Type="application/x-www-form-urlencoded", Sec_Fetch_Site="same-origin",

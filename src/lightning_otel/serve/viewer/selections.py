@@ -49,7 +49,8 @@ async def save(request: Request) -> Response:
     """Save what the address chooses as the next version."""
     fields, choose = await form(request), _choose_options(request)
     name, reward = (fields.get(key, "").strip() for key in ("name", "reward"))
-    source = page.url(request).removeprefix("/selections")
+    # A text that was searched for may be what redaction will remove.
+    source = "" if request.query_params.get("q") else page.url(request).removeprefix("/selections")
 
     def work(store: Store) -> object:
         options = choose(store) | ({"reward": reward} if reward else {})
