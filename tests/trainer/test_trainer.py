@@ -597,7 +597,7 @@ def publishing(resources: dict[str, Any]) -> Broken:
         (
             Broken(lambda: __import__("no_such_library")),
             ConfigError,
-            r"no_such_library.*pip install 'lightning-otel\[train\]'",
+            r"no_such_library.*pip install .*\[train\]'",
         ),
         (
             Broken(StepResult, threading.Lock()),
