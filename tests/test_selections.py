@@ -141,6 +141,7 @@ def test_pages_save_show_and_compare(
     page = asked.get("/selections/good").words
 
     assert (open_reward.status, "say which one counts" in open_reward.words.lower()) == (400, True)
+    assert 'value="good"' in open_reward.text  # the form is there yet
     assert saved.headers["location"] == "/selections/good"
     assert "3 rollouts, 3 steps" in page
     assert "2 added, 0 gone, 0 with another reward" in page
