@@ -102,6 +102,7 @@ def test_every_door_says_the_same_cost(
     assert "Cost" in asking.get("/rollouts/longer").words
     assert "$8.80" in asking.get("/rollouts/longer").words
     assert "$8.80" in asking.get(f"/traces/{2:032x}").words
+    assert "cost in dollars 0.4 8.8 " in asking.get("/traces/long/diff?with=longer").words
     assert str(8.800004) in asking.get("/sql?q=SELECT+max(cost)+FROM+rollouts").words
 
     prices.write_text("model,input,output\nlong-*,1,0\n")

@@ -1,7 +1,9 @@
 """Selections: versions that stay what they were, by Python, the command line and pages."""
 
 import json
+import re
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +149,17 @@ def test_pages_save_show_and_compare(
     saved = asked.post("/selections?of=rollouts&id=r4", name="good", reward="label")
     asked.post("/selections?of=transitions&min_reward=0.5&reward=resolved", name="good")
     filled.export("sft", tmp_path / "x.jsonl", selection="good@1")
+    (again,) = re.findall(
+        r'href="([^"]*)">save the same', asked.get("/selections/good?version=1").text
+    )
+    form = asked.get(unescape(again)).text
     page = asked.get("/selections/good").words
 
     assert (open_reward.status, "say which one counts" in open_reward.words.lower()) == (400, True)
+    assert 'value="good"' in open_reward.text  # the form is there yet
     assert saved.headers["location"] == "/selections/good"
+    assert ('value="good"' in form, 'value="label"' in form) == (True, True)
+    assert 'action="/selections?of=rollouts&amp;id=r4"' in form
     assert "3 rollouts, 3 steps" in page
     assert "2 added, 0 gone, 0 with another reward" in page
     assert "#0 r2 seen done 0.5" in page

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from lightning_otel.adapter.attributes import get_integer, get_text, to_number
 from lightning_otel.adapter.rewards import read_reward
+from lightning_otel.store.prices import add_costs, read_prices, read_usage
 from lightning_otel.store.source import at_moment
 from lightning_otel.types import Reward
 from lightning_otel.types import conventions as c
@@ -115,7 +116,9 @@ def _read_lines(trace: Trace) -> Iterator[str]:
 
 def _read_figures(trace: Trace) -> dict[str, Any]:
     kinds = Counter(row.kind for row in trace.rows)
-    calls = [row.span.attributes for row in trace.rows if row.kind == "call"]
+    call_rows = [row for row in trace.rows if row.kind == "call"]
+    calls = [row.span.attributes for row in call_rows]
+    cost = add_costs(read_prices().cost_of(*read_usage(row.span, row.step)) for row in call_rows)
     tokens: list[int | None] = []
     for key in (c.INPUT_TOKENS, c.OUTPUT_TOKENS):
         counts = [value for call in calls if (value := get_integer(call, key)) is not None]
@@ -135,6 +138,7 @@ def _read_figures(trace: Trace) -> dict[str, Any]:
         "exact": trace.report.exact,
         "tokens in": tokens[0],
         "tokens out": tokens[1],
+        "cost in dollars": cost,
         "seconds": None if took_ns is None else round(took_ns / 1e9, 6),
         "agents": ", ".join(sorted(agents)) or None,
         "models": ", ".join(sorted(filter(None, models))) or None,

@@ -10,7 +10,9 @@ from starlette.routing import Route
 
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.selections import SelectionDiff, list_versions, read_version
+from lightning_otel.errors import ConfigError
 from lightning_otel.serve.bodies import form
+from lightning_otel.serve.responses import refusal_of
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.label import choose_items
 from lightning_otel.serve.viewer.selection import read_selection
@@ -35,18 +37,25 @@ def _choose_options(request: Request) -> Callable[[Store], dict[str, Any]]:
 
 async def selections(request: Request) -> Response:
     """The list, and the form that saves what an address chooses."""
+    return await _show_form(request, dict(request.query_params))
+
+
+async def _show_form(
+    request: Request, fields: Mapping[str, str], fault: ConfigError | None = None
+) -> Response:
     is_saving = bool(request.query_params)
 
     def read(store: Store) -> Mapping[str, object]:
         names = list_versions(store)
         versions = [read_version(store, name) for name in names]
-        return {"versions": versions, "is_saving": is_saving}
+        return {"versions": versions, "is_saving": is_saving, "fields": fields, "fault": fault}
 
-    return await page.answer(request, "selections.html", read, title="Data sets")
+    status = refusal_of(fault).status if fault else 200
+    return await page.answer(request, "selections.html", read, title="Data sets", status=status)
 
 
 async def save(request: Request) -> Response:
-    """Save what the address chooses as the next version."""
+    """Save what the address chooses as the next version; the form tells why it cannot be."""
     fields, choose = await form(request), _choose_options(request)
     name, reward = (fields.get(key, "").strip() for key in ("name", "reward"))
     # A text that was searched for may be what redaction will remove.
@@ -56,7 +65,10 @@ async def save(request: Request) -> Response:
         options = choose(store) | ({"reward": reward} if reward else {})
         return store.save_selection(name, source=source, **options)
 
-    await page.run(request, work, is_long=True)
+    try:
+        await page.run(request, work, is_long=True)
+    except ConfigError as exc:
+        return await _show_form(request, fields, exc)
     return page.see(page_path("selections", name))
 
 
