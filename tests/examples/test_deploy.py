@@ -80,6 +80,21 @@ def test_addresses_are_those_of_services() -> None:
         assert set(pipeline["receivers"]) <= set(collector["receivers"])
 
 
+def test_page_tells_each_service_and_its_ports() -> None:
+    """The table of docs/deploy.md has the services of the compose file, and where they listen."""
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", page, re.MULTILINE))
+    ports = {
+        name: [port.split(":")[1] for port in service.get("ports", ())]
+        for name, service in load("compose.yaml")["services"].items()
+    }
+    assert {name: re.findall(r"\d{4,}", place) for name, place in rows.items()} == ports
+    metrics = re.findall(r"`(lightning_otel_\w+)`", page)
+    board = (FOLDER / "grafana" / "board.json").read_text()
+    assert metrics
+    assert all(name in board for name in metrics)
+
+
 def test_the_service_takes_what_the_collector_sends(tmp_path: Path) -> None:
     """With the image's own arguments; the board asks for metrics that there are."""
     (secret := tmp_path / "secret").write_text(f"{TOKEN}\n")

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from tests.forwarding.collector import Endpoint, Reply, partial
 
-from lightning_otel import Store, auto_trace, config, emit_message
+from lightning_otel import Store, auto_trace, config, emit_message, emit_reward
 from lightning_otel.exporters.forwarding import Forwarder
 from lightning_otel.exporters.forwarding.senders import sender_for
 from lightning_otel.store.settle import settle
@@ -221,6 +221,33 @@ def test_forward_once_counts_what_was_not_delivered(
     assert (first.returncode, again.returncode) == (1, 1)
     assert "0 spans delivered, 2 NOT delivered: " in first.stderr
     assert "0 spans delivered, 2 NOT delivered: " in again.stderr
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_forward_once_counts_what_a_silent_endpoint_leaves(
+    store: Store, endpoint: Endpoint, is_ended: bool
+) -> None:
+    """Spans and rewards, once it has waited long enough, or is told to end while it waits."""
+    with auto_trace(store=store):
+        emit_message("waits")
+        emit_reward(1.0)
+        emit_reward("tone", 0.5)
+    hang = threading.Event()
+    url = way_of("hangs", endpoint, hang)
+    command = ["export", "otlp", "--to", url, "--once", "--phoenix", "--store", store.name]
+    with subprocess.Popen(
+        [sys.executable, "-m", "lightning_otel", *command], stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OTEL_EXPORTER_OTLP_TIMEOUT": "30" if is_ended else "0.2"},
+    ) as child:  # fmt: skip
+        assert endpoint.asked.acquire(timeout=30)
+        if is_ended:
+            child.send_signal(signal.SIGTERM)
+        _, text = child.communicate(timeout=30)
+    hang.set()
+
+    assert child.returncode == 1
+    assert "OTLP: 0 spans delivered, 4 NOT delivered: " in text
+    assert "Phoenix: 0 rewards delivered, 2 NOT delivered: " in text
 
 
 def test_forward_once_tells_by_its_code_what_was_rejected(

@@ -35,8 +35,11 @@ from lightning_otel.types import conventions as c
 SPANS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "chat": ("CLIENT", "chat {gen_ai.request.model}", ("gen_ai.provider.name",)),
     "invoke_workflow": ("INTERNAL", "invoke_workflow {gen_ai.workflow.name}", ()),
-    # A provider is required too, but a framework's agent has none until its model is asked.
-    "invoke_agent": ("INTERNAL", "invoke_agent {gen_ai.agent.name}", ("gen_ai.agent.name",)),
+    "invoke_agent": (
+        "INTERNAL",
+        "invoke_agent {gen_ai.agent.name}",
+        ("gen_ai.agent.name", "gen_ai.provider.name"),
+    ),
     "execute_tool": ("INTERNAL", "execute_tool {gen_ai.tool.name}", ("gen_ai.tool.name",)),
     # Of our own, as the registry allows where none of its operations applies; named as the node.
     "execute_node": ("INTERNAL", "", ()),
@@ -55,7 +58,7 @@ OPTIONAL = {
     "invoke_workflow": "workflow.name input.messages output.messages conversation.id agent.name",
     "invoke_agent": (
         "agent.description input.messages output.messages tool.definitions conversation.id "
-        "workflow.name"
+        "workflow.name request.model"
     ),
     "execute_node": "agent.name conversation.id",
     "execute_tool": "tool.call.id tool.description tool.type tool.call.arguments tool.call.result",

@@ -123,7 +123,7 @@ def test_annotations_that_cannot_be_taken_hold_back_no_other(
     phoenix.lost = set()
     then = send(spawn, phoenix, store)
 
-    assert "Phoenix: 0 rewards delivered, some NOT delivered: HTTP 404" in late.stderr
+    assert "Phoenix: 0 rewards delivered, 1 NOT delivered: HTTP 404" in late.stderr
     assert (late.returncode, then.returncode) == (1, 0)
     assert sorted(name for _, name, _ in phoenix.annotations) == ["fine", "primary"]
 

@@ -37,6 +37,8 @@ _NUMBERS = frozenset(
     {c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS, c.LOGPROB_TOKEN_IDS}
 )
 """Content that holds no words: base64 can look like a secret by chance, and must not be changed."""
+_BORDERS = (c.AGENT_NAME, c.TOOL_NAME, c.GUARDRAIL_NAME)
+"""An operation given one of these, and not by its frame, asks models for itself."""
 
 
 class Operation:
@@ -53,6 +55,9 @@ class Operation:
         body: Content, kept beside the span at its end.
         answer: The messages that the last call within it answered with; empty if none did.
         fault: The exception that failed an operation within it, whose stack trace is kept there.
+        models: Provider and model of its calls, each pair once; None stands for unknown.
+        first_input: The messages of its first call; empty if unknown.
+        last_output: The messages that its last call answered with.
     """
 
     __slots__ = (
@@ -61,9 +66,13 @@ class Operation:
         "attributes",
         "body",
         "fault",
+        "first_input",
+        "is_border",
         "is_claimed",
         "is_hidden",
         "is_over",
+        "last_output",
+        "models",
         "outer",
         "parent",
         "request",
@@ -106,7 +115,9 @@ class Operation:
         self.parent = parent
         self.attributes: dict[str, AttributeValue] = {}
         self.body: dict[str, str] = body or {}
-        self.answer = ""
+        self.answer = self.first_input = self.last_output = ""
+        self.models: set[tuple[str | None, str | None]] = set()
+        self.is_border = any(key in attributes for key in _BORDERS)
         self.fault: object = None
         self.request: object = None
         self.is_claimed = False
@@ -168,6 +179,8 @@ class Operation:
         if error_type:
             self.attributes[c.ERROR_TYPE] = error_type
             self.span.set_status(Status(StatusCode.ERROR, message))
+        if self.models and self._find_text(c.OPERATION) == c.INVOKE_AGENT:
+            self._describe_agent()
         if process.content.is_exported and c.EXCEPTION_STACKTRACE in self.body:
             stack = self.body.pop(c.EXCEPTION_STACKTRACE)
             self.span.add_event(c.EVENT_EXCEPTION, describe_exception(error_type, message, stack))
@@ -179,6 +192,7 @@ class Operation:
                 self.outer.answer = answer
         if process.content.is_exported:
             self.attributes.update(body)
+        self._tell_outer(body)
         self.span.set_attributes(_repair_texts(self.attributes))
         context = self.span.get_span_context()
         is_exported = process.exporters and context.trace_flags.sampled
@@ -191,6 +205,34 @@ class Operation:
                 state.body = NO_BODY
             if process.meter is not None and not self.is_hidden:
                 guard_call(process.meter.note_end, self.span)
+
+    def _find_text(self, key: str) -> str | None:
+        """Return a text that is set at its end, else one it was started with."""
+        known = getattr(self.span, "attributes", None) or {}
+        value = self.attributes.get(key, known.get(key))
+        return value if isinstance(value, str) else None
+
+    def _describe_agent(self) -> None:
+        """Say of an agent what its calls agree on, its first input and its last output."""
+        for place, key in enumerate((c.PROVIDER, c.REQUEST_MODEL)):
+            names = {pair[place] for pair in tuple(self.models)}
+            if len(names) == 1 and (name := names.pop()):
+                self.attributes[key] = name
+        sides = {c.INPUT_MESSAGES: self.first_input, c.OUTPUT_MESSAGES: self.last_output}
+        self.body = {key: text for key, text in sides.items() if text} | self.body
+
+    def _tell_outer(self, body: Mapping[str, str]) -> None:
+        """Tell the operation around it of its calls, unless it made them for itself."""
+        is_own = self.is_border or c.AGENT_NAME in self.attributes
+        if is_own or self.outer is None or self.is_hidden != self.outer.is_hidden:
+            return
+        if self._find_text(c.OPERATION) in c.GENERATIVE_OPERATIONS:
+            self.models = {(self._find_text(c.PROVIDER), self._find_text(c.REQUEST_MODEL))}
+            self.first_input = body.get(c.INPUT_MESSAGES, "")
+            self.last_output = body.get(c.OUTPUT_MESSAGES, "")
+        self.outer.models |= self.models
+        self.outer.first_input = self.outer.first_input or self.first_input
+        self.outer.last_output = self.last_output or self.outer.last_output
 
 
 def _find_tracer(*, is_hidden: bool) -> trace.Tracer:

@@ -1,5 +1,6 @@
 """``export duckdb``, ``lake`` and ``otlp``: spans into a database, a lake, or to an endpoint."""
 
+import functools
 import hashlib
 import re
 from pathlib import Path
@@ -24,7 +25,9 @@ from lightning_otel.types.conventions import SPAN_ROLLOUT
 
 _NOT_DELIVERED = 1
 _MOST_COUNTED = 100_000
-"""Spans not delivered that are counted."""
+"""Spans or rewards not delivered that are counted."""
+_SORTS = ("OTLP", "span"), ("Phoenix", "reward")
+"""The endpoint that takes spans, and the one for rewards."""
 
 
 @click.command(short_help="The whole store in one DuckDB file.")
@@ -96,29 +99,30 @@ def otlp(
     sender = sender_for(endpoint)
     opened = Store(store)
     annotator = PhoenixSender(endpoint) if phoenix else None
-    follower = _open_follower(opened, rollout, name, endpoint.url)
+    sources = [functools.partial(_open_follower, opened, rollout, name, endpoint.url)]
+    followers = [sources[0]()]
     is_allowed = config.content().is_exported
     note = "" if is_allowed else ", without what was said (LIGHTNING_OTEL_EXPORT_CONTENT=1 adds it)"
-    forwarder = Forwarder(follower, sender, with_content=is_allowed, on_error=_print_error)
-    forwarders = [forwarder]
+    forwarders = [Forwarder(followers[0], sender, with_content=is_allowed, on_error=_print_error)]
     if annotator is not None:
         annotations = Annotations(opened, with_content=is_allowed)
-        rewards = _follow_rewards(opened, follower, rollout)
+        sources.append(functools.partial(_follow_rewards, opened, followers[0].name, rollout))
+        followers.append(sources[1]())
         forwarders.append(
             Forwarder(
-                rewards, annotator, with_content=is_allowed, on_error=_print_error,
+                followers[1], annotator, with_content=is_allowed, on_error=_print_error,
                 encode=annotations.encode,
             )
         )  # fmt: skip
     with Stop() as stop:
         print_note(f"⚡ {opened.name} → {endpoint.url}{note}")
         are_done = _run_forwarders(forwarders, stop, is_once=once)
-    pending = 0 if are_done[0] else None
-    if once and not are_done[0] and not forwarder.is_running:
-        pending = len(_open_follower(opened, rollout, name, endpoint.url).batch(_MOST_COUNTED))
-    tell_forwarding(forwarder, pending)
-    for rewarder, is_done in zip(forwarders[1:], are_done[1:], strict=True):
-        tell_forwarding(rewarder, 0 if is_done else None, sort=("Phoenix", "reward"))
+    for place, (one, is_done) in enumerate(zip(forwarders, are_done, strict=True)):
+        pending = 0 if is_done else None
+        if once and not is_done:
+            followers[place].close()  # the forwarder may still wait for an answer
+            pending = len(sources[place]().batch(_MOST_COUNTED))
+        tell_forwarding(one, pending, sort=_SORTS[place])
     for one in forwarders:
         if one.error is not None:
             raise one.error
@@ -136,7 +140,7 @@ def _run_forwarders(forwarders: list[Forwarder], stop: Stop, *, is_once: bool) -
     return [one.finish() for one in forwarders]
 
 
-def _follow_rewards(opened: Store, spans: Follower, rollout: str | None) -> Follower:
+def _follow_rewards(opened: Store, name: str | None, rollout: str | None) -> Follower:
     rollout_id = find_rollout_id(opened, rollout)
     if opened.layout is None:
         raise ConfigError("rewards are sent of a store on disk; name one with --store")
@@ -144,7 +148,7 @@ def _follow_rewards(opened: Store, spans: Follower, rollout: str | None) -> Foll
     def is_wanted(span: Span) -> bool:
         return is_reward(span) and rollout_id in (None, span.rollout_id)
 
-    return Follower(opened.layout, f"{spans.name}-phoenix", select=is_wanted)
+    return Follower(opened.layout, f"{name}-phoenix", select=is_wanted)
 
 
 def _open_follower(opened: Store, rollout: str | None, name: str | None, url: str) -> Follower:
@@ -174,7 +178,7 @@ def _print_error(last_error: str) -> None:
 
 def tell_forwarding(
     forwarder: Forwarder, pending: int | None, *, is_quiet: bool = False,
-    sort: tuple[str, str] = ("OTLP", "span"),
+    sort: tuple[str, str] = _SORTS[0],
 ) -> None:  # fmt: skip
     """Say what became of the spans, of which some may wait; None if it is not known how many."""
     if is_quiet and not pending and not forwarder.rejected:

@@ -117,7 +117,9 @@ WITH counted AS (SELECT *, operation IN ({CALL_OPERATIONS})
     (SELECT trace_id, span_id FROM page WHERE operation = {quote_text(c.EXECUTE_TOOL)}) AS is_tool
   FROM page)
 SELECT id, string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
-  coalesce(list_sort(list(DISTINCT model) FILTER (model <> '')), []) AS models,
+  -- An agent names what it asks for, not what answers.
+  coalesce(list_sort(list(DISTINCT model) FILTER (
+    model <> '' AND operation IS DISTINCT FROM {quote_text(c.INVOKE_AGENT)})), []) AS models,
   count(*) FILTER (is_call) AS calls, count(is_fault) AS errors,
   first(error_type ORDER BY is_fatal DESC, start_ns) FILTER (is_fault) AS error_type,
   first(error_message ORDER BY is_fatal DESC, start_ns) FILTER (is_fault) AS error_message,

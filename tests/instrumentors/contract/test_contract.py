@@ -39,9 +39,11 @@ from lightning_otel import (
 from lightning_otel.capture import operations
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors.wrappers import Run
+from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.types import conventions as c
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+_SIDES = (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES)
 
 
 @pytest.fixture(params=DRIVERS, ids=lambda driver: driver.name)
@@ -279,6 +281,15 @@ def test_tool_is_a_span_with_what_it_was_given_and_gave(
     arguments = asked["function"]["arguments"].replace('": "', '":"')
     assert str(found[c.TOOL_ARGUMENTS]).replace('": "', '":"') == arguments == SUM
     assert {path.agent for path in recording.trajectories()} == {"ann"}
+
+    first, *_, last = sorted(calls_of(recording), key=lambda call: call.start_ns)
+    agents = [span for span in recording.spans() if span.attributes.get(c.AGENT_NAME) == "ann"]
+    for agent in (span.attributes for span in agents if span.name == "invoke_agent ann"):
+        assert (agent[c.PROVIDER], agent[c.REQUEST_MODEL]) == ("openai", "toy")
+        # Some frameworks say themselves what an agent is told and says, else the calls do.
+        told = [plain_text(parse_messages(agent[key])[-1:]) for key in _SIDES]
+        assert told[0] in plain_text(parse_messages(first.attributes[c.INPUT_MESSAGES]))
+        assert told[1] == plain_text(parse_messages(last.attributes[c.OUTPUT_MESSAGES]))
 
 
 def test_calls_at_once_keep_to_their_own_recordings(
