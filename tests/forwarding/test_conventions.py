@@ -164,8 +164,12 @@ def test_what_leaves_is_as_published(
 def test_what_leaves_comes_back_as_it_was(recorded: Store) -> None:
     """A store that receives what another one forwards holds the same spans."""
     kept = recorded.spans().rows()
+    said = json.dumps([{"role": "user", "parts": [{"type": "text", "content": "hello"}]}])
+    about = {c.OPERATION: c.INVOKE_AGENT, c.INPUT_MESSAGES: said, c.OUTPUT_MESSAGES: said}
+    kept.append(ended(about, name="invoke_agent ann", scope=c.SCOPE))
     sent = [to_conventions(span, with_content=True) for span in kept]
 
+    assert sent[-1].attributes["input.value"] == sent[-1].attributes["output.value"] == "hello"
     got = list(protobuf.decode_spans(encode_request(sent, with_content=True), "here"))
 
     assert sent != kept

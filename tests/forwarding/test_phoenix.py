@@ -81,7 +81,7 @@ def test_rewards_arrive_as_annotations_of_the_calls_that_earned_them(
         first = emit_action("one")
         emit_reward("useful", 0.25, span_id=first)
         last = emit_action("two")
-        reward = emit_reward(1.0)
+        reward = emit_reward({"primary": 1.0, "style": 0.5}, primary="primary")
     phoenix.misses = 2
 
     done = send(spawn, phoenix, store)
@@ -94,7 +94,7 @@ def test_rewards_arrive_as_annotations_of_the_calls_that_earned_them(
     assert set(phoenix.paths) == {"/v1/traces", "/v1/span_annotations?sync=true"}
     assert len(phoenix.paths) == count + 2  # empty ones, to know whether it answers
     scores = {key[:2]: one["result"]["score"] for key, one in phoenix.annotations.items()}
-    assert scores == {(first, "useful"): 0.25, (last, "primary"): 1.0}
+    assert scores == {(first, "useful"): 0.25, (last, "primary"): 1.0, (last, "style"): 0.5}
     assert phoenix.annotations[str(last), "primary", str(reward)] == {
         "span_id": last, "name": "primary", "annotator_kind": "CODE", "identifier": reward,
         "result": {"score": 1.0, "explanation": None}, "metadata": {"rollout_id": "r"},

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from lightning_otel.adapter.attributes import get_text
 from lightning_otel.adapter.rewards import read_reward
-from lightning_otel.messages import message, text_part
+from lightning_otel.messages import message, parse_messages, plain_text, text_part
 from lightning_otel.types import Event, Reward, Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import parse_json
@@ -34,6 +34,8 @@ _WORKFLOW_KEYS: Final = frozenset(
         c.OPERATION, c.WORKFLOW_NAME, c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, _KIND, _INPUT, _OUTPUT,
     }
 )  # fmt: skip
+_KINDS: Final = {c.INVOKE_AGENT: "AGENT", c.INVOKE_WORKFLOW: "CHAIN"}
+_VIEW_KEYS: Final = frozenset({_KIND, _INPUT, _OUTPUT})
 _EVALUATION_KEYS: Final = frozenset({_KIND, _OUTPUT})
 
 
@@ -41,6 +43,8 @@ def to_conventions(span: Span, *, with_content: bool) -> Span:
     """Return a stored span as it leaves."""
     if span.name == c.SPAN_ROLLOUT:
         return _to_workflow(span, with_content=with_content)
+    if span.scope == c.SCOPE and (kind := _KINDS.get(str(span.attributes.get(c.OPERATION)))):
+        return _to_view(span, kind, with_content=with_content)
     reward = read_reward(span) if span.name == c.SPAN_ANNOTATION else None
     if not isinstance(reward, Reward) or c.EVALUATION_NAME in span.attributes:
         return span
@@ -76,6 +80,15 @@ def _to_workflow(span: Span, *, with_content: bool) -> Span:
     return replace(span, name=called, attributes={**added, **attributes})
 
 
+def _to_view(span: Span, kind: str, *, with_content: bool) -> Span:
+    """Return a framework's agent or workflow with the texts that Phoenix shows of it."""
+    added = {_KIND: kind}
+    for *_, source, key in _SIDES if with_content else ():
+        if messages := parse_messages(span.attributes.get(source)):
+            added[key] = plain_text(messages[-1:])[:SHOWN]
+    return replace(span, attributes={**added, **span.attributes})
+
+
 def _words_of(attributes: Mapping[str, Any], key: str) -> str | None:
     text = get_text(attributes, key)
     if text is None:
@@ -90,12 +103,10 @@ def from_conventions(span: Span) -> Span:
     if name == c.SPAN_ANNOTATION and attributes.get(_KIND) == "EVALUATOR":
         derived = _EVALUATION_KEYS
         events = tuple(event for event in events if event.name != c.EVENT_EVALUATION)
-    elif (
-        span.scope == c.SCOPE
-        and attributes.get(c.OPERATION) == c.INVOKE_WORKFLOW
-        and c.OPERATION_NAME in attributes
-    ):
-        name, derived = c.SPAN_ROLLOUT, _WORKFLOW_KEYS
+    elif span.scope == c.SCOPE and attributes.get(c.OPERATION) in _KINDS:
+        derived = _VIEW_KEYS
+        if attributes[c.OPERATION] == c.INVOKE_WORKFLOW and c.OPERATION_NAME in attributes:
+            name, derived = c.SPAN_ROLLOUT, _WORKFLOW_KEYS
     else:
         return span
     values = {key: value for key, value in attributes.items() if key not in derived}

@@ -4,19 +4,21 @@ Source: Phoenix's REST API, ``POST /v1/span_annotations`` of arize-phoenix 20.26
 answers 404 for a span that has not landed; without, it takes such an annotation and drops it.
 """
 
+import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.config import OtlpEndpoint
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.exporters.forwarding.senders import Answer, HttpSender, Verdict
 from lightning_otel.store.engines.otlp import UnsendableError
-from lightning_otel.types import Span
+from lightning_otel.types import Reward, Span
 from lightning_otel.types import conventions as c
 
 _ROUTE: Final = "/v1/span_annotations"
@@ -117,13 +119,17 @@ class Annotations:
         identifier = reward.span_id
         if author := attributes.get(c.REWARD_AUTHOR):  # a label takes their earlier one's place
             identifier = f"{author} {attributes.get(_LINK, '')}".strip()
-        for span_id in json.loads(row["calls"] or "null") or [row["root"]]:
-            if span_id is not None:
-                yield {
-                    "span_id": span_id,
-                    "name": row["name"] or "reward",
-                    "annotator_kind": kind,
-                    "result": {"score": row["value"], "explanation": reason},
-                    "metadata": {"rollout_id": row["rollout_id"]},
-                    "identifier": identifier,
-                }
+        parts = read_reward(reward)
+        values: Mapping[str, float] = {row["name"] or "reward": row["value"]}
+        if isinstance(parts, Reward) and len(parts.values) > 1:
+            values = parts.values
+        span_ids = json.loads(row["calls"] or "null") or [row["root"]]
+        for span_id, name in itertools.product(filter(None, span_ids), values):
+            yield {
+                "span_id": span_id,
+                "name": name,
+                "annotator_kind": kind,
+                "result": {"score": values[name], "explanation": reason},
+                "metadata": {"rollout_id": row["rollout_id"]},
+                "identifier": identifier,
+            }
