@@ -109,7 +109,7 @@ def apply_rewards(
     function: str, model: str | None, base_url: str | None, label: str | None,
     rollout: str | None, is_dry_run: bool, form: Form | None, store: str | None, **keywords: Any,
 ) -> int:  # fmt: skip
-    r"""Score every ended rollout that FUNCTION or JUDGE has not scored yet.
+    """Score every ended rollout that FUNCTION or JUDGE has not scored yet.
 
     \b
     JUDGE is one of
@@ -121,7 +121,7 @@ def apply_rewards(
     FUNCTION declares what it needs as parameters: task, answer, trajectory, trajectories, rewards,
     rollout. It returns a number, a dict of named numbers, or None. A module name works in place of
     FILE.py. The exit code is 1 if it failed for any rollout; the other rewards are stored.
-    """
+    """  # noqa: D301  # click takes the character, which leaves the lines below it as they are
     from lightning_otel.dataset import Store
     from lightning_otel.rewards import agreement, judges
     from lightning_otel.rewards import apply_rewards as apply

@@ -86,7 +86,8 @@ def serve(
             print_note(f"port {server.PORT} is in use: listening at {listener.port} instead")
         print_note(f"⚡ taking spans → {layout.catalogue}")
         address = f"OTEL_EXPORTER_OTLP_ENDPOINT={listener.url}"
-        print_note(f"→ {address} OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf")
+        header = " OTEL_EXPORTER_OTLP_HEADERS=Authorization=Bearer%20TOKEN" if token else ""
+        print_note(f"→ {address} OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf{header}")
         if not is_kept:
             print_note("the store may only be read: spans are refused, and the key is not kept")
         if not is_link:
