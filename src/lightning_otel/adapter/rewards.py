@@ -137,7 +137,7 @@ def evaluations_of(span: Span) -> Iterator[Span]:
             or c.PRIMARY_REWARD,
             c.REWARD_VALUE: value,
             _FIRST_LINK: c.LINK_SPAN_ID,
-            f"{c.LINK_PREFIX}.0.value_match": span.span_id,
+            c.LINK_VALUE: span.span_id,
         }
         yield Span(
             span.trace_id, hashlib.sha256(text).hexdigest()[:16], span.span_id, c.SPAN_ANNOTATION,

@@ -44,13 +44,12 @@ def save(name: str, store: str | None, **options: Any) -> None:
 def list_selections(form: Form | None, store: str | None) -> None:
     """List the selections with their newest versions."""
     from lightning_otel.dataset import Store
-    from lightning_otel.dataset.selections import list_versions, read_version
+    from lightning_otel.dataset.selections import list_newest
 
-    opened = Store(store)
     rows = [
-        {"name": name, "version": version.version, "rollouts": len(version.rollouts),
+        {"name": version.name, "version": version.version, "rollouts": len(version.rollouts),
          "steps": len(version.steps), "options": version.options, "created_ns": version.created_ns}
-        for name in list_versions(opened) for version in [read_version(opened, name)]
+        for version in list_newest(Store(store))
     ]  # fmt: skip
     print_aged(rows, ("name", "version", "rollouts", "steps", "options", "created_ns"), form)
     if not rows:

@@ -190,7 +190,7 @@ def _title_of(row: Row, preview: str) -> str:
     if row.kind == "rollout":
         return " ".join(filter(None, (row.name, row.subject, f"({row.span.rollout_id})")))
     if row.kind == "reward":
-        target = get(f"{c.LINK_PREFIX}.0.value_match")
+        target = get(c.LINK_VALUE)
         return f"{row.name} {printable(preview)}{f' for {target}' if target else ''}"
     return f"{row.name} {row.subject}".rstrip()
 

@@ -128,7 +128,21 @@ def read_version(store: "Store", reference: str) -> SelectionVersion:
     if mark and number not in map(str, versions[name]):
         known = ", ".join(f"{name}@{version}" for version in versions[name][-5:])
         raise NotFoundError(f"there is no selection {reference!r}; there are {known}")
-    path = _find_folder(store) / f"{name}@{number or versions[name][-1]}.json"
+    return _read_file(store, f"{name}@{number or versions[name][-1]}")
+
+
+def list_newest(store: "Store") -> list[SelectionVersion]:
+    """Return the newest version of each selection, by name.
+
+    Raises:
+        StoreError: A file is damaged or cannot be read.
+    """
+    versions = list_versions(store)
+    return [_read_file(store, f"{name}@{numbers[-1]}") for name, numbers in versions.items()]
+
+
+def _read_file(store: "Store", reference: str) -> SelectionVersion:
+    path = _find_folder(store) / f"{reference}.json"
     try:
         return SelectionVersion(**orjson.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError) as exc:
@@ -138,7 +152,7 @@ def read_version(store: "Store", reference: str) -> SelectionVersion:
 def _read_sound(store: "Store", reference: str) -> SelectionVersion | None:
     """Read a version; None if its file cannot be read."""
     with suppress(StoreError):
-        return read_version(store, reference)
+        return _read_file(store, reference)
     return None
 
 
@@ -175,7 +189,7 @@ def _write_version(store: "Store", version: SelectionVersion) -> SelectionVersio
     folder, row = _find_folder(store), asdict(version)
     while True:
         numbers = list_versions(store).get(version.name, [0])
-        newest = _read_sound(store, version.name) if numbers[-1] else None
+        newest = _read_sound(store, f"{version.name}@{numbers[-1]}") if numbers[-1] else None
         if newest and (newest.options, newest.steps) == (row["options"], row["steps"]):
             return newest
         reference = f"{version.name}@{numbers[-1] + 1}"

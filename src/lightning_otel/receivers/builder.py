@@ -70,7 +70,7 @@ class Builder(NamedTuple):
         facts: dict[str, Any] = dict(attributes or {})
         if judged:
             facts[f"{c.LINK_PREFIX}.0.key_match"] = c.LINK_SPAN_ID
-            facts[f"{c.LINK_PREFIX}.0.value_match"] = self.id_of(judged)
+            facts[c.LINK_VALUE] = self.id_of(judged)
         for index, (name, value) in enumerate(values.items()):
             facts[f"{c.REWARD_PREFIX}.{index}.name"] = name
             facts[f"{c.REWARD_PREFIX}.{index}.value"] = float(value)

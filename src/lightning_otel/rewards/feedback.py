@@ -177,8 +177,8 @@ def emit_feedback(
 ) -> str | None:
     """Store feedback as a reward, now or days later, from this process or another.
 
-    Its span keeps the answers. Without a target it judges the
-    rollout that is being recorded. The first four are as :func:`reward_from_feedback` takes them.
+    Its span keeps the answers. Without a target it judges the rollout that is being recorded. The
+    first four are as :func:`reward_from_feedback` takes them.
 
     Args:
         quality_score: 0 to 100.

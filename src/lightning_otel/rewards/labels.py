@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 KIND: Final = "HUMAN"
 """The kind of a label's author."""
 _LONGEST: Final = 100
-_LINK: Final = f"{c.LINK_PREFIX}.0.value_match"
 _LABELS: Final = """
 SELECT rollout_id, span_id, name, value, author, link_value, start_ns FROM rewards
 WHERE author IS NOT NULL AND rollout_id IN (SELECT unnest(?)) ORDER BY start_ns"""
@@ -82,7 +81,7 @@ def _retract(span_id: str, later: Span) -> Span:
 
 
 def _identify(span: Span) -> tuple[object, ...]:
-    keys = (c.REWARD_NAME, c.REWARD_AUTHOR, _LINK)
+    keys = (c.REWARD_NAME, c.REWARD_AUTHOR, c.LINK_VALUE)
     return span.rollout_id, *(span.attributes.get(key) for key in keys)
 
 

@@ -80,7 +80,7 @@ SELECT trace_id, span_id, parent_span_id, coalesce(fact_rollout, {ROLLOUT}) AS r
   coalesce(fact_attempt, attempt_id) AS attempt_id, agent, start_ns, reward AS value,
   {_NAME} AS name, {attribute_sql(c.REWARD_AUTHOR)} AS author,
   {attribute_sql(f"{c.LINK_PREFIX}.0.key_match")} AS link_key,
-  {attribute_sql(f"{c.LINK_PREFIX}.0.value_match")} AS link_value, process, sequence,
+  {attribute_sql(c.LINK_VALUE)} AS link_value, process, sequence,
   placed_by, call_ids, reason
 FROM spans LEFT JOIN (
   SELECT trace_id, span_id, rollout_id AS fact_rollout, is_retracted, placed_by, call_ids, reason,

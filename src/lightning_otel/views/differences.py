@@ -118,7 +118,8 @@ def _read_figures(trace: Trace) -> dict[str, Any]:
     kinds = Counter(row.kind for row in trace.rows)
     call_rows = [row for row in trace.rows if row.kind == "call"]
     calls = [row.span.attributes for row in call_rows]
-    cost = add_costs(read_prices().cost_of(*read_usage(row.span, row.step)) for row in call_rows)
+    prices = read_prices()
+    cost = add_costs(prices.cost_of(*read_usage(row.span, row.step)) for row in call_rows)
     tokens: list[int | None] = []
     for key in (c.INPUT_TOKENS, c.OUTPUT_TOKENS):
         counts = [value for call in calls if (value := get_integer(call, key)) is not None]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _FACTS: Final = (
     c.ERROR_TYPE, c.OPERATION_NAME, c.MARK_NAME, c.TOOL_NAME, c.REWARD_NAME, c.SESSION,
-    f"{c.LINK_PREFIX}.0.key_match", f"{c.LINK_PREFIX}.0.value_match", c.ABANDONED,
+    f"{c.LINK_PREFIX}.0.key_match", c.LINK_VALUE, c.ABANDONED,
     c.REWARD_RETRACTED, c.REWARD_VALUE, c.REWARD_AUTHOR,
 )  # fmt: skip
 """Attributes of a row's span, read as text out of the JSON where it lies."""
@@ -56,7 +56,7 @@ SELECT trace_id, span_id, start_ns FROM spans WHERE {REWARDS_SINCE} AND trace_id
 _LINKED: Final = f"""
 SELECT trace_id, span_id, start_ns FROM spans WHERE {REWARDS_SINCE} AND trace_id <> ?
   AND contains(attributes::VARCHAR, {quote_text(c.LINK_PREFIX)})
-  AND {attribute_sql(f"{c.LINK_PREFIX}.0.value_match")} IN (SELECT unnest(?))"""
+  AND {attribute_sql(c.LINK_VALUE)} IN (SELECT unnest(?))"""
 _HOMES: Final = "SELECT DISTINCT rollout_id FROM rewards WHERE span_id IN (SELECT unnest(?))"
 SPAN_COLUMNS: Final = (
     "trace_id", "span_id", "parent_span_id", "name", "kind", "start_ns", "end_ns", "status",

@@ -35,7 +35,6 @@ FROM rewards LEFT JOIN (
   WHERE name = '{c.SPAN_ROLLOUT}' GROUP BY ALL
 ) AS root USING (rollout_id, attempt_id)
 WHERE rewards.span_id IN (SELECT unnest(?))"""
-_LINK: Final = f"{c.LINK_PREFIX}.0.value_match"
 _HUMAN: Final = (
     c.REWARD_AUTHOR,
     c.FEEDBACK_ID,
@@ -118,7 +117,7 @@ class Annotations:
         kind = "HUMAN" if is_human else "LLM" if c.REWARD_PROMPT in attributes else "CODE"
         identifier = reward.span_id
         if author := attributes.get(c.REWARD_AUTHOR):  # a label takes their earlier one's place
-            identifier = f"{author} {attributes.get(_LINK, '')}".strip()
+            identifier = f"{author} {attributes.get(c.LINK_VALUE, '')}".strip()
         parts = read_reward(reward)
         values: Mapping[str, float] = {row["name"] or "reward": row["value"]}
         if isinstance(parts, Reward) and len(parts.values) > 1:

@@ -9,7 +9,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lightning_otel.dataset import Store
-from lightning_otel.dataset.selections import SelectionDiff, list_versions, read_version
+from lightning_otel.dataset.selections import (
+    SelectionDiff,
+    list_newest,
+    list_versions,
+    read_version,
+)
 from lightning_otel.errors import ConfigError
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.responses import refusal_of
@@ -46,9 +51,12 @@ async def _show_form(
     is_saving = bool(request.query_params)
 
     def read(store: Store) -> Mapping[str, object]:
-        names = list_versions(store)
-        versions = [read_version(store, name) for name in names]
-        return {"versions": versions, "is_saving": is_saving, "fields": fields, "fault": fault}
+        return {
+            "versions": list_newest(store),
+            "is_saving": is_saving,
+            "fields": fields,
+            "fault": fault,
+        }
 
     status = refusal_of(fault).status if fault else 200
     return await page.answer(request, "selections.html", read, title="Data sets", status=status)
