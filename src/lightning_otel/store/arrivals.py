@@ -20,7 +20,7 @@ from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.parquet import bounded_connection, find_settled_ns, settled_rows_sql
 from lightning_otel.store.position import Bound, Ended, Key, Numbers, Place, Position, make_key
 from lightning_otel.store.quarantine import read_notes
-from lightning_otel.store.reader import Reader
+from lightning_otel.store.reader import Moment, Reader
 from lightning_otel.store.schema import COLUMNS, Record
 from lightning_otel.store.snapshot import Snapshot, rows_sql
 from lightning_otel.store.table import Query
@@ -200,12 +200,11 @@ class Arrivals:
             rows = settled_rows_sql(paths) if paths else none
             con.execute(f"CREATE OR REPLACE VIEW every AS FROM {rows}")
 
-        prepare(self._layout)
         with (
             tempfile.TemporaryDirectory(prefix="lightning-otel-") as spill,
             bounded_connection(Path(spill)) as con,
         ):
-            yield Reader(con, self._layout, define)
+            yield Reader(con, Moment(self._layout, prepare), define)
 
     def _read_file(self, file: DataFile) -> Iterator[list[Ended]]:
         """Yield what is not delivered of a file: ids first, for nothing else is read of others."""

@@ -148,7 +148,7 @@ def compact(
             open_spans = 0 if is_dry_run else sum(_count_open(con, layout).values())
             rows = con.execute(f"SELECT rollout FROM expired WHERE {_IS_DELETED}").fetchall()
     is_gone = is_dry_run or removal.wait_for_unlink(layout, wait_s if rows else 0.0, callback)
-    bytes_waiting, waiting_s = removal.measure_leftover(layout)
+    bytes_waiting, waiting_s = removal.measure_leftover(layout, layout.read_manifest())
     return replace(
         result,
         segments=segments,

@@ -55,14 +55,18 @@ _stores: defaultdict[Path, _Known] = defaultdict(_Known)
 
 
 def exclude_damage(
-    layout: Layout, files: Sequence[DataFile] | None = None, *, is_thorough: bool = False
+    layout: Layout,
+    manifest: Manifest | None = None,
+    files: Sequence[DataFile] | None = None,
+    *,
+    is_thorough: bool = False,
 ) -> dict[str, str]:
     """Quarantine damaged parts, or read without them; return their names and why.
 
     A process reads each part once (0.03 s for 14 MB), of a segment what was appended since, unless
     ``is_thorough``.
     """
-    damaged = _find_damage(layout, files, is_thorough=is_thorough)
+    damaged = _find_damage(layout, manifest, files, is_thorough=is_thorough)
     if damaged:
         excluded = _stores[layout.root].excluded
         excluded.update(damaged)
@@ -76,7 +80,7 @@ def exclude_damage(
 
 def quarantine_damage(layout: Layout, files: Sequence[DataFile] | None = None) -> dict[str, str]:
     """Verify everything, or some data files, and quarantine what is damaged; settler only."""
-    damaged = _find_damage(layout, files, is_thorough=True)
+    damaged = _find_damage(layout, None, files, is_thorough=True)
     in_files = {name: why for name, why in damaged.items() if name.endswith(_SUFFIX)}
     quarantine.quarantine_files(layout, in_files)
     for name in damaged.keys() - in_files.keys():
@@ -106,7 +110,7 @@ def recover(exc: "duckdb.Error", layout: Layout) -> dict[str, str]:
         or "maximum_object_size" in text
     ):
         return {}
-    return exclude_damage(layout, files, is_thorough=True)
+    return exclude_damage(layout, None, files, is_thorough=True)
 
 
 def explain(exc: "duckdb.Error", layout: Layout | None, verb: str = "read") -> StoreError:
@@ -140,9 +144,10 @@ def translate_errors(layout: Layout, verb: str = "read") -> Iterator[None]:
 
 
 def _find_damage(
-    layout: Layout, files: Sequence[DataFile] | None, *, is_thorough: bool
-) -> dict[str, str]:
-    manifest, state = layout.read_manifest(), _stores[layout.root]
+    layout: Layout, manifest: Manifest | None, files: Sequence[DataFile] | None, *,
+    is_thorough: bool,
+) -> dict[str, str]:  # fmt: skip
+    manifest, state = manifest or layout.read_manifest(), _stores[layout.root]
     damaged = _find_links(layout) if files is None else {}
     for file in manifest.live_files if files is None else files:
         path = layout.data / file.name
@@ -226,9 +231,9 @@ def list_excluded(layout: Layout) -> frozenset[str]:
     return frozenset(_stores[layout.root].excluded)
 
 
-def count_missing_spans(layout: Layout) -> dict[str, int]:
+def count_missing_spans(layout: Layout, manifest: Manifest | None = None) -> dict[str, int]:
     """Return how many spans cannot be read for want of each damaged or missing part."""
-    manifest = layout.read_manifest()
+    manifest = manifest or layout.read_manifest()
     rows = {file.name: file.rows for file in manifest.live_files}
     names = {file.name for file in list_missing_files(layout, manifest)} | list_excluded(layout)
     notes = quarantine.read_notes(layout) if layout.quarantine.exists() else ()
@@ -236,11 +241,13 @@ def count_missing_spans(layout: Layout) -> dict[str, int]:
     return lacking | {note.name: note.missing for note in notes if note.is_open}
 
 
-def warn_of_missing_spans(layout: Layout, also: Collection[str] = ()) -> None:
+def warn_of_missing_spans(
+    layout: Layout, manifest: Manifest | None = None, also: Collection[str] = ()
+) -> None:
     """Warn of spans that cannot be read, once for each state the store is in."""
     state = _stores[layout.root]
     state.excluded.update(also)
-    lacking = count_missing_spans(layout)
+    lacking = count_missing_spans(layout, manifest)
     before, state.warned = state.warned, frozenset(lacking)
     if lacking and state.warned != before:
         log.warning(

@@ -16,7 +16,6 @@ import orjson
 from lightning_otel.store import counts as n
 from lightning_otel.store.damage import (
     exclude_damage,
-    list_excluded,
     list_readable_files,
     translate_errors,
 )
@@ -34,8 +33,8 @@ from lightning_otel.store.reader import Moment, Reader
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.sieve import segment_lines_sql
 from lightning_otel.store.snapshot import (
-    ALL_LINES,
     IS_SPAN,
+    Snapshot,
     lines_sql,
     list_nearby_files,
     rows_sql,
@@ -49,9 +48,10 @@ if TYPE_CHECKING:
 
 _COUNTABLE: Final = range(1 << 53)
 """What a process may have counted: a manifest holds no more, and nothing below zero."""
+_CONTENT_COLUMNS: Final = ("name", "status", "status_message", "attributes")
 _COUNTED_COLUMNS: Final = (
-    "record", "trace_id", "span_id", "name", "start_ns", "end_ns", "status", "status_message",
-    "attributes", "rotated", "lost", "counts", "process", "sequence", "end_sequence", "segment",
+    "record", "trace_id", "span_id", "start_ns", "end_ns", "rotated", "lost", "counts", "process",
+    "sequence", "end_sequence", "segment",
 )  # fmt: skip
 ORDER: Final = f"{ROLLOUT}, agent, start_ns, sequence"
 """Within a rollout's time: a conversation's calls stand one after the other, and each holds what
@@ -65,6 +65,9 @@ _BEGUN: Final = f"""raw JOIN (
   FROM raw SEMI JOIN chosen ON raw.rowid = chosen.line
 ) ON raw.rowid = line"""
 """The lines that count, each with the time its rollout began."""
+_REFUSED: Final = f"""raw ANTI JOIN chosen ON raw.rowid = chosen.line
+WHERE record = 'span' AND {IS_SPAN}"""
+"""Lines of spans that others hold; of these alone the content is looked at."""
 
 
 def make_parquet(
@@ -100,10 +103,10 @@ def _choose_lines(
     layout: Layout,
     manifest: Manifest,
     lines: str,
-    columns: str = "*",
+    columns: Sequence[str] = ("*",),
 ) -> None:
     """Read lines into ``raw``; ``chosen`` has those that count, ``held`` their rivals."""
-    con.execute(f"CREATE OR REPLACE TABLE raw AS SELECT {columns} FROM ({lines})")
+    con.execute(f"CREATE OR REPLACE TABLE raw AS SELECT {', '.join(columns)} FROM ({lines})")
     # Which line of each span counts. The start of a span is written anew when a segment rotates,
     # so in a rotated segment it means nothing.
     con.execute(
@@ -151,9 +154,8 @@ def _count_segments(
     con.execute(
         f"""
         CREATE OR REPLACE TABLE refused AS
-        SELECT rowid AS line, segment, trace_id, span_id, end_ns, {CONTENT} AS content
-        FROM raw ANTI JOIN chosen ON raw.rowid = chosen.line
-        WHERE record = 'span' AND {IS_SPAN}
+        SELECT raw.rowid AS line, segment, trace_id, span_id, end_ns, {CONTENT} AS content
+        FROM {_REFUSED}
         """
     )
     con.execute(
@@ -245,7 +247,7 @@ def _settle_counts(row: Mapping[str, Any], gaps: int) -> SettledSegment:
 
 def read_accounting(layout: Layout, moment: Moment | None = None) -> n.Accounting:
     """Return what became of every span of the store, or of those that were there at a moment."""
-    manifest, segments, stored = _read_counts(layout, moment)
+    manifest, segments, stored = _read_counts(moment or Moment(layout, _look_around))
     counts = n.sum_counts(
         manifest.counts, *(segment.counts for segment in (*manifest.segments, *segments))
     )
@@ -259,7 +261,7 @@ def read_accounting(layout: Layout, moment: Moment | None = None) -> n.Accountin
 
 def accounting_by_process(layout: Layout, since_ns: int = 0) -> dict[str, n.Accounting]:
     """Return the same for each process since then with a loss or a segment settled lately."""
-    manifest, segments, _ = _read_counts(layout)
+    manifest, segments, _ = _read_counts(Moment(layout, _look_around))
     totals: dict[str, dict[str, int]] = {}
     for segment in (*manifest.segments, *segments):
         totals[segment.process] = n.sum_counts(totals.get(segment.process, {}), segment.counts)
@@ -277,34 +279,38 @@ def accounting_by_process(layout: Layout, since_ns: int = 0) -> dict[str, n.Acco
     }
 
 
-def _read_counts(
-    layout: Layout, moment: Moment | None = None
-) -> tuple[Manifest, list[SettledSegment], int]:
+def _look_around(layout: Layout) -> Snapshot:
+    """Return what counts, without damage; what this process holds in memory stays there."""
+    layout.require()
+    exclude_damage(layout)
+    return Snapshot.take(layout)
+
+
+def _read_counts(moment: Moment) -> tuple[Manifest, list[SettledSegment], int]:
+    layout = moment.layout
+
     def count() -> tuple[Manifest, list[SettledSegment], int]:
-        manifest, excluded = layout.read_manifest(), list_excluded(layout)
-        paths = [path for path in layout.list_unsettled(manifest) if path.name not in excluded]
-        lines = ALL_LINES
-        if moment is not None:
-            snapshot = moment.snapshot()
-            paths, lines = [path for path in paths if path in snapshot.segments], snapshot.lines
+        snapshot = moment.snapshot()
+        manifest, paths = snapshot.manifest, snapshot.unsettled
         segments: list[SettledSegment] = []
         if paths:
-            columns, rows = ", ".join(_COUNTED_COLUMNS), segment_lines_sql(lines_sql(paths, lines))
-            _choose_lines(con, layout, manifest, rows, columns)
+            rows = segment_lines_sql(lines_sql(paths, snapshot.lines))
+            nothing = (f"NULL AS {name}" for name in _CONTENT_COLUMNS)
+            _choose_lines(con, layout, manifest, rows, (*_COUNTED_COLUMNS, *nothing))
+            if con.execute(f"SELECT 1 FROM {_REFUSED} LIMIT 1").fetchall():
+                columns = (*_COUNTED_COLUMNS, *_CONTENT_COLUMNS)
+                _choose_lines(con, layout, manifest, rows, columns)
             segments = _count_segments(con, paths)
         # Of a file that was taken out the spans are missing, which is what is to be found.
         files = [layout.data / file.name for file in list_readable_files(layout, manifest)]
         query = f"SELECT count(end_ns) FROM read_parquet({quote_paths(files)})"
         return manifest, segments, fetch_row(con, query)[0] if files else 0
 
-    layout.require()
-    if moment is None:  # of which damage is excluded
-        exclude_damage(layout)
     with translate_errors(layout, "account for"), contextlib.ExitStack() as stack:
         folder = layout.new / SPILL
-        if layout.list_unsettled(layout.read_manifest()):
+        if moment.snapshot().unsettled:
             # A folder of its own, as a settler clears its own away. A full disk has room for none.
             spill = tempfile.TemporaryDirectory(prefix="lightning-otel-")
             folder = Path(stack.enter_context(spill))
         con = stack.enter_context(bounded_connection(folder))
-        return Reader(con, layout, lambda con, snapshot: None, moment).run(count)
+        return Reader(con, moment, lambda con, snapshot: None).run(count)

@@ -26,19 +26,27 @@ _TRIES: Final = 5
 
 
 class Moment:
-    """What counts for all connections that are made of it: looked at by the first of them."""
+    """What counts for all connections that are made of it: looked at by the first of them.
 
-    def __init__(self, layout: Layout, prepare: Callable[[Layout], None] | None = None) -> None:
-        self.layout = layout
-        self._prepare = prepare
+    ``prepare`` takes the first look; ``is_shared`` if several connections show the moment.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        prepare: Callable[[Layout], Snapshot] = Snapshot.take,
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        self.layout, self.is_shared = layout, is_shared
+        self._look = prepare
         self._snapshot: Snapshot | None = None
 
     def snapshot(self) -> Snapshot:
         """Return what counts."""
         if self._snapshot is None:
-            if self._prepare is not None:
-                self._prepare(self.layout)
-            self._snapshot = Snapshot.take(self.layout).fix()
+            self._snapshot = self._look(self.layout).fix()
+            self._look = Snapshot.take
         return self._snapshot
 
     def renew(self) -> None:
@@ -52,14 +60,12 @@ class Reader(_Connection):
     def __init__(
         self,
         con: "duckdb.DuckDBPyConnection",
-        layout: Layout | None = None,
-        define: Define | None = None,
         moment: Moment | None = None,
+        define: Define | None = None,
     ) -> None:
         self.con = con
-        self._layout, self._define = layout, define
-        self._is_shared = moment is not None
-        self._moment = Moment(layout) if moment is None and layout is not None else moment
+        self._moment, self._define = moment, define
+        self._layout = moment.layout if moment is not None else None
         self._snapshot: Snapshot | None = None
         self._rows: Iterator[Any] = iter(())
         self._is_within = False
@@ -99,9 +105,9 @@ class Reader(_Connection):
 
     def refresh(self) -> None:
         """Redefine the views if the store has changed, unless others look at the same moment."""
-        if self._layout is None or self._is_shared:
+        if self._moment is None or self._moment.is_shared:
             return
-        if self._snapshot != Snapshot.take(self._layout):
+        if self._snapshot != Snapshot.take(self._moment.layout):
             self._forget_snapshot()
 
     def error(self, exc: "duckdb.Error") -> StoreError:
@@ -139,7 +145,7 @@ class Reader(_Connection):
         snapshot = self._moment.snapshot()
         self._define(self.con, snapshot)
         self._snapshot = snapshot
-        warn_of_missing_spans(self._moment.layout)
+        warn_of_missing_spans(self._moment.layout, snapshot.manifest)
 
     def _forget_snapshot(self) -> None:
         self._snapshot = None

@@ -42,13 +42,13 @@ _UNNAMED: Final = "the manifest does not name it, and other files hold some of i
 _REPLACED: Final = "it was replaced, and nothing else holds some of its spans"
 
 
-def ensure_manifest(layout: Layout) -> None:
-    """Restore the manifest if no other process settles; else readers use it, or its copy.
+def ensure_manifest(layout: Layout) -> Manifest:
+    """Return the manifest, restored if no other process settles; else readers use it, or its copy.
 
     Raises:
         StoreDamagedError: It is damaged, so is its copy, and neither can be restored now.
     """
-    is_whole, strays = _look(layout)
+    manifest, is_whole, strays = _look(layout)
     if not is_whole or strays:
         try:
             # A settler at work has files that its next manifest names: it is not waited for.
@@ -57,12 +57,14 @@ def ensure_manifest(layout: Layout) -> None:
                     restore_manifest(layout)
         except OSError as exc:
             warn_once(f"{layout.catalogue} cannot be mended ({exc}): some spans may not be read")
-        layout.read_manifest()
+        return layout.read_manifest()
+    return manifest
 
 
 def restore_manifest(layout: Layout) -> None:
     """Write a damaged manifest anew, and have it name every data file; settler only."""
-    if _look(layout) == (True, []):
+    _, is_whole, strays = _look(layout)
+    if is_whole and not strays:
         return
     why, source = "", "its copy"
     try:
@@ -92,16 +94,16 @@ def restore_manifest(layout: Layout) -> None:
         layout.write_manifest(changed)
 
 
-def _look(layout: Layout) -> tuple[bool, list[Path]]:
-    """Return whether the manifest is whole, and the data files that it does not name."""
+def _look(layout: Layout) -> tuple[Manifest, bool, list[Path]]:
+    """Return the manifest, whether it is whole, and the data files that it does not name."""
     try:
         path, manifest = layout.find_manifest()
     except StoreDamagedError:
-        return False, []
+        return Manifest(), False, []
     strays: list[Path] = []
     with contextlib.suppress(FileNotFoundError):  # a folder is gone, as whoever reads it is told
         strays = _list_strays(layout, manifest)
-    return path == layout.manifest_path, strays
+    return manifest, path == layout.manifest_path, strays
 
 
 def _list_strays(layout: Layout, manifest: Manifest) -> list[Path]:

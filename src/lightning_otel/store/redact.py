@@ -109,7 +109,9 @@ def redact(
                 work.carry_out(reason)
         if not is_dry_run:
             work.done.is_gone = removal.wait_for_unlink(layout, wait_s, waiting)
-            work.done.bytes_waiting, work.done.waiting_s = removal.measure_leftover(layout)
+            work.done.bytes_waiting, work.done.waiting_s = removal.measure_leftover(
+                layout, layout.read_manifest()
+            )
     return work.done
 
 

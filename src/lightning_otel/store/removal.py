@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from lightning_otel.store import settle
 from lightning_otel.store.files import is_own_file, list_names, total_bytes
 from lightning_otel.store.layout import Layout, elect_settler, now_us
-from lightning_otel.store.manifest import DATA_NAME
+from lightning_otel.store.manifest import DATA_NAME, Manifest
 from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.segment import request_rotation
 from lightning_otel.store.writer import writers_by_catalogue
@@ -39,15 +39,14 @@ def measure_disk(layout: Layout) -> int:
     return total_bytes([layout.catalogue, *filter(is_own_file, layout.root.rglob("*"))])
 
 
-def measure_leftover(layout: Layout, *, is_removed: bool = False) -> Leftover:
+def measure_leftover(layout: Layout, manifest: Manifest, *, is_removed: bool = False) -> Leftover:
     """Measure what was replaced and is not unlinked yet, or those of it that hold removed text."""
-    paths = _list_replaced(layout)
+    paths = _list_replaced(layout, manifest)
     if is_removed:
-        manifest = layout.read_manifest()
         whole = {file.name for file in manifest.files if file.successor}
         whole |= {segment.name for segment in manifest.segments if segment.file}
         paths = {path for path in paths if path.name not in whole}
-    return Leftover(total_bytes(paths), _wait_of(layout) if paths else 0.0)
+    return Leftover(total_bytes(paths), _wait_of(manifest) if paths else 0.0)
 
 
 def count_unknown_parts(layout: Layout) -> int:
@@ -102,7 +101,7 @@ def wait_for_unlink(layout: Layout, wait_s: float, callback: Callback | None) ->
     deadline = time.monotonic() + wait_s
     # With what dead processes began: it is unlinked when it is as old.
     drafts = (layout.new / name for name in list_names(layout.new) if not DATA_NAME.fullmatch(name))
-    old = {*_list_replaced(layout), *drafts}
+    old = {*_list_replaced(layout, layout.read_manifest()), *drafts}
     while True:
         with elect_settler(layout) as is_elected:
             if is_elected:
@@ -112,14 +111,13 @@ def wait_for_unlink(layout: Layout, wait_s: float, callback: Callback | None) ->
             return True
         if time.monotonic() >= deadline:
             return False
-        rest_s = _wait_of(layout)
+        rest_s = _wait_of(layout.read_manifest())
         if callback is not None and rest_s > 0:
             callback(rest_s)
         time.sleep(min(_FINISH_STEP_S, max(_LEAST_STEP_S, rest_s)))
 
 
-def _list_replaced(layout: Layout) -> set[Path]:
-    manifest = layout.read_manifest()
+def _list_replaced(layout: Layout, manifest: Manifest) -> set[Path]:
     names = {file.name for file in manifest.live_files}
     names.update(note.name for note in read_notes(layout))
     segments = (layout.live / segment.name for segment in manifest.segments)
@@ -129,9 +127,8 @@ def _list_replaced(layout: Layout) -> set[Path]:
     }
 
 
-def _wait_of(layout: Layout) -> float:
+def _wait_of(manifest: Manifest) -> float:
     """Return how long readers may still need what was replaced last, seconds."""
-    manifest = layout.read_manifest()
     times = [segment.settled_us for segment in manifest.segments]
     times += [file.dropped_us or 0 for file in manifest.files]
     return max(0.0, (max(times, default=0) + settle.GRACE_US - now_us()) / 1e6)

@@ -19,7 +19,7 @@ from lightning_otel.store.damage import count_lines, list_excluded
 from lightning_otel.store.files import list_names, total_bytes
 from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout, now_us, read_facts_mark
 from lightning_otel.store.lines import MAX_RECORD_BYTES
-from lightning_otel.store.manifest import DataFile, is_in_effect
+from lightning_otel.store.manifest import DataFile, Manifest, is_in_effect
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.sql import quote_paths, quote_text, struct_sql
 
@@ -65,6 +65,7 @@ class Snapshot:
         lines: How many lines count of each segment that its process still writes, by name.
         alive: The processes that may still end what they began.
         facts_mark: The last deletion of facts before the look.
+        manifest: The manifest that says so.
     """
 
     layout: Layout
@@ -75,13 +76,15 @@ class Snapshot:
     lines: Mapping[str, int] = field(default_factory=dict, compare=False)
     alive: frozenset[str] = field(default=frozenset(), compare=False)
     facts_mark: bytes = field(default=b"", compare=False)
+    manifest: Manifest = field(default=Manifest(), compare=False)
 
     @classmethod
-    def take(cls, layout: Layout) -> Self:
-        """Return what counts now."""
+    def take(cls, layout: Layout, manifest: Manifest | None = None) -> Self:
+        """Return what counts now, or by a manifest that was read just now."""
         mark = read_facts_mark(layout.facts)  # before all that may be deleted
         paths = layout.segments()  # first: what is settled meanwhile stands in the manifest
-        manifest, now, excluded = layout.read_manifest(), now_us(), list_excluded(layout)
+        manifest = manifest or layout.read_manifest()
+        now, excluded = now_us(), list_excluded(layout)
         try:
             names = list_names(layout.data) - excluded
         except OSError as exc:
@@ -98,7 +101,13 @@ class Snapshot:
         )
         segments = tuple(path for path in paths if path.name not in out)
         size = total_bytes(segments)
-        return cls(layout, files, segments, excluded, size, facts_mark=mark)
+        return cls(layout, files, segments, excluded, size, facts_mark=mark, manifest=manifest)
+
+    @property
+    def unsettled(self) -> list[Path]:
+        """The segments that its manifest does not call settled."""
+        settled = self.manifest.settled
+        return [path for path in self.segments if path.name not in settled]
 
     def fix(self) -> Self:
         """Return the snapshot with the lengths that its growing segments have now."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from lightning_otel.store.batches import SpanReader
 from lightning_otel.store.catalogue import catalogue_statements
-from lightning_otel.store.damage import exclude_damage
+from lightning_otel.store.damage import exclude_damage, list_excluded
 from lightning_otel.store.facts import USUAL, CreditOptions, delete_facts, make_cache
 from lightning_otel.store.files import escape_glob
 from lightning_otel.store.layout import (
@@ -216,17 +216,14 @@ class LocalSource(SpanSource):
     def at_moment(self) -> SpanSource:
         """Return the source with a moment of its own, unless it has one."""
         is_fixed = self.moment is not None
-        return self if is_fixed else LocalSource(self.layout, Moment(self.layout, prepare))
+        moment = Moment(self.layout, prepare, is_shared=True)
+        return self if is_fixed else LocalSource(self.layout, moment)
 
     def writer(self) -> SpanWriter:
         """Return this process's writer of the store, made if it is not there."""
         return writer_for(self.layout)
 
     def _open(self) -> "Con":
-        if self.moment is None:
-            prepare(self.layout)
-        else:
-            self.moment.snapshot()
         return new_connection()
 
     def _read(
@@ -241,22 +238,29 @@ class LocalSource(SpanSource):
                 con, snapshot, names, columns, may_compute=may, page=page, credit=self.credit
             )
 
-        return Reader(con, self.layout, define, self.moment)
+        return Reader(con, self.moment or Moment(self.layout, prepare), define)
 
 
-def prepare(layout: Layout) -> None:
-    """Restore the manifest, update the catalogue, exclude damage; settle a batch of segments."""
+def prepare(layout: Layout) -> Snapshot:
+    """Restore the manifest, update the catalogue, exclude damage; settle a batch of segments.
+
+    Returns:
+        What counts then.
+    """
     layout.require()
     writer = writers_by_catalogue.get(layout.catalogue)
     if writer is not None:
         writer.flush()  # what this process recorded is found, however slow the disk
-    ensure_manifest(layout)
+    manifest = ensure_manifest(layout)
     ensure_catalogue(layout)
+    snapshot = Snapshot.take(layout, manifest)
     # To open thousands of segments takes longer than to read them, each time.
-    is_due = is_settling_due(layout.list_unsettled(layout.read_manifest()))
-    if is_due and settle_for_reader(layout, 1).segments:
+    if is_settling_due(snapshot.unsettled) and settle_for_reader(layout, 1).segments:
         wait_until_visible(layout)
-    exclude_damage(layout)
+        snapshot = Snapshot.take(layout)
+    if exclude_damage(layout, snapshot.manifest) or snapshot.excluded != list_excluded(layout):
+        snapshot = Snapshot.take(layout)
+    return snapshot
 
 
 def open_live_connection(layout: Layout) -> "duckdb.DuckDBPyConnection":
@@ -265,8 +269,7 @@ def open_live_connection(layout: Layout) -> "duckdb.DuckDBPyConnection":
     def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
         define_views(con, snapshot, _SUMMARIES, may_compute=True)
         is_kept = (layout.facts / EMPTY_FACTS).exists() and not has_unwritten_facts(con)
-        settled = layout.read_manifest().settled_by(now_us())
-        excluded = settled | snapshot.excluded
+        excluded = snapshot.manifest.settled_by(now_us()) | snapshot.excluded
         folder, manifest = quote_text(escape_glob(layout.root)), layout.find_manifest()[0]
         statements = catalogue_statements(folder, manifest.name, excluded, snapshot.alive)
         for name, statement in statements.items():
@@ -275,8 +278,7 @@ def open_live_connection(layout: Layout) -> "duckdb.DuckDBPyConnection":
         for table in ("spans", "live", "attempts"):
             con.execute(f"DROP TABLE IF EXISTS reading.{table}")
 
-    prepare(layout)
-    return Reader(new_connection(), layout, define).con
+    return Reader(new_connection(), Moment(layout, prepare), define).con
 
 
 def define_views(

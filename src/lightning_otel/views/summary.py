@@ -126,15 +126,16 @@ def store_stats(store: "Store") -> dict[str, Any]:
     accounting = store.accounting()
     stats |= {name: counts.get(name, 0) for name in ("running", "incomplete")}
     stats["accounting"] = {**asdict(accounting), "missing": accounting.missing}
-    if store.layout is None:
+    moment = store.source.moment
+    if moment is None:
         return {**stats, **dict.fromkeys(("files", "segments", "bytes", "missing", "gone"), 0)}
-    manifest = store.layout.read_manifest()
+    layout, manifest = moment.layout, moment.snapshot().manifest
     stats |= {
         "files": len(manifest.live_files),
-        "segments": len(store.layout.list_unsettled(manifest)),
-        "bytes": measure_disk(store.layout),
-        "missing": sum(count_missing_spans(store.layout).values()),
-        "gone": sum(note.gone for note in read_notes(store.layout)),
+        "segments": len(layout.list_unsettled(manifest)),
+        "bytes": measure_disk(layout),
+        "missing": sum(count_missing_spans(layout, manifest).values()),
+        "gone": sum(note.gone for note in read_notes(layout)),
     }
-    leftover = measure_leftover(store.layout, is_removed=True)
+    leftover = measure_leftover(layout, manifest, is_removed=True)
     return {**stats, "removed": leftover._asdict()} if leftover.size_bytes else stats

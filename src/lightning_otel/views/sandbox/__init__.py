@@ -109,7 +109,7 @@ def run_statement(
     process = _Process(layout, text, limits or Limits(), is_wanted)
     try:
         message = process.message()
-        warn_of_missing_spans(layout, message["avoided"])
+        warn_of_missing_spans(layout, also=message["avoided"])
         return Result(process, message["columns"])
     except BaseException:
         process.kill()

@@ -23,9 +23,9 @@ from uuid import UUID
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.store.damage import list_excluded
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.reader import Reader
+from lightning_otel.store.reader import Moment, Reader
 from lightning_otel.store.snapshot import Snapshot
-from lightning_otel.store.source import LocalSource, define_views, prepare
+from lightning_otel.store.source import LocalSource, define_views
 from lightning_otel.store.sql import new_connection
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import FACT_VIEWS, list_views
@@ -84,10 +84,9 @@ def main(job: Mapping[str, Any]) -> None:
 
 def _send_answer(out: int, store: Path, text: str, limits: Limits) -> None:
     layout = Layout(store)
-    prepare(layout)
-    if any(name in text.lower() for name in FACT_VIEWS):
-        # Here they can be kept, and limits are the statement's: the adapter is ours.
-        LocalSource(layout).connect(("facts",)).con.close()
+    # Here facts can be kept, and limits are the statement's: the adapter is ours.
+    names = ("facts",) if any(name in text.lower() for name in FACT_VIEWS) else ()
+    LocalSource(layout).connect(names).con.close()
     os.chdir(layout.root)
     # Before DuckDB starts its threads: each is bound by what bound the one that started it.
     landlock.give_up()
@@ -138,7 +137,7 @@ def _open_connection(inside: Layout, text: str, limits: Limits) -> Reader:
     def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
         define_views(con, snapshot, names)
 
-    reader = Reader(con, inside, define)
+    reader = Reader(con, Moment(inside), define)
     for name, value in _LOCKS.items():
         con.execute(f"SET {name} = {value}")
     return reader
