@@ -68,7 +68,7 @@ def test_transitions_carry_advantages_of_the_whole_store(
 ) -> None:
     """Compared across batches, stamped on every row, with the reasons in the same report."""
     # Replaced because no test should write as many spans as fill two real batches.
-    monkeypatch.setattr("lightning_otel.store.batches.BATCH_SPANS", batch)
+    monkeypatch.setattr("lightning_otel.store.selection.BATCH_SPANS", batch)
 
     table = groups.transitions(advantage="dr_grpo")
 

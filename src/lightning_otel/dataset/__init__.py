@@ -327,7 +327,7 @@ class Store(SpanStore):
             list_incomplete,
             read_batches,
         )
-        from lightning_otel.store.batches import read_origins
+        from lightning_otel.store.selection import read_origins
 
         adapter, selection, include_incomplete = query
         source = self.source.at_moment()

@@ -4,9 +4,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.adapter.selection import Selection as StepSelection
-from lightning_otel.store.batches import adjust_selection, create_moved_table, make_selections
 from lightning_otel.store.schema import build_span
-from lightning_otel.store.selection import INDEX_COLUMNS, Selection
+from lightning_otel.store.selection import (
+    INDEX_COLUMNS,
+    Selection,
+    adjust_selection,
+    create_moved_table,
+    make_selections,
+)
 from lightning_otel.store.source import SpanSource
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.store.table import Query

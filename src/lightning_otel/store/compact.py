@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store import counts as n
 from lightning_otel.store import removal
-from lightning_otel.store.batches import create_moved_table
 from lightning_otel.store.facts import delete_facts
 from lightning_otel.store.files import total_bytes
 from lightning_otel.store.layout import Layout, elect_settler, hold_settler_lock
@@ -28,6 +27,7 @@ from lightning_otel.store.parquet import (
     row_groups_sql,
 )
 from lightning_otel.store.rewrite import InterleavedError, Rewrite, TooWideError
+from lightning_otel.store.selection import create_moved_table
 from lightning_otel.store.settle import list_sealed, settle_elected, wait_until_visible
 from lightning_otel.store.snapshot import IS_SPAN, SEGMENT_COLUMNS, Snapshot, ndjson_sql, rows_sql
 from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths, quote_text

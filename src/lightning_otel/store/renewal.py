@@ -13,14 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.store.batches import (
-    Placement,
-    SpanReader,
-    create_moved_table,
-    make_selections,
-    place_rewards,
-    read_origins,
-)
 from lightning_otel.store.facts import (
     FACT_COLUMNS,
     NO_FACTS,
@@ -33,6 +25,14 @@ from lightning_otel.store.facts import (
     remove_replaced,
 )
 from lightning_otel.store.schema import build_span
+from lightning_otel.store.selection import (
+    Placement,
+    SpanReader,
+    create_moved_table,
+    make_selections,
+    place_rewards,
+    read_origins,
+)
 from lightning_otel.store.sql import ROLLOUT, quote_text
 from lightning_otel.store.table import json_line
 from lightning_otel.store.views import ATTEMPTS, IS_ANNOTATION

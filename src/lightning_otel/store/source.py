@@ -9,7 +9,6 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from lightning_otel.store.batches import SpanReader
 from lightning_otel.store.catalogue import catalogue_statements
 from lightning_otel.store.damage import exclude_damage, list_excluded
 from lightning_otel.store.facts import USUAL, CreditOptions, delete_facts, make_cache
@@ -27,7 +26,7 @@ from lightning_otel.store.reader import Moment, Reader
 from lightning_otel.store.recovery import ensure_manifest
 from lightning_otel.store.renewal import has_unwritten_facts, renew_facts
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
-from lightning_otel.store.selection import INDEX_COLUMNS, Selection
+from lightning_otel.store.selection import INDEX_COLUMNS, Selection, SpanReader
 from lightning_otel.store.settle import settle_for_reader, wait_until_visible
 from lightning_otel.store.snapshot import (
     Snapshot,
