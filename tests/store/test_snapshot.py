@@ -2,6 +2,8 @@
 
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -29,6 +31,20 @@ QUERIES = (
     f"SELECT {', '.join(NARROW_COLUMNS)}, attributes FROM spans ORDER BY ALL",
     "SELECT count(*) AS n FROM rollouts WHERE status <> 'succeeded'",
 )
+
+WATCHED = """
+import sys
+from lightning_otel.cli import main
+
+root, *sys.argv[1:] = sys.argv[1:]
+looks = []
+sys.addaudithook(lambda name, values: name == "os.scandir" and looks.append(str(values[0])))
+try:
+    main()
+finally:
+    print(looks.count(root), file=sys.stderr)
+"""
+"""Runs a command; tells how often it looked through a folder."""
 
 
 def recorded(number: int) -> Iterator[Span]:
@@ -186,3 +202,18 @@ def test_a_page_reads_no_bodies(damaged_bodies: Store) -> None:
     assert read_notes(store.layout) == []
     list(store.sql("SELECT max(input_messages) FROM calls"))
     assert len(read_notes(store.layout)) == 1  # who looks at a body finds the damage
+
+
+@pytest.mark.parametrize(
+    ("command", "looks"), [("ls", 2), ("plot", 2), ("export triplets -", 4), ("stats", 5)]
+)
+def test_store_is_prepared_once_for_a_question(store: Store, command: str, looks: int) -> None:
+    """Once for links, and once for the manifest; ``stats`` also measures what lies there."""
+    store.add(recorded(0))
+    assert store.layout is not None
+    arguments = [str(store.layout.root), *command.split(), "--store", store.name]
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED, *arguments], capture_output=True, text=True
+    )
+
+    assert done.stderr.splitlines()[-1] == str(looks)
