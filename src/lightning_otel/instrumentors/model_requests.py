@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
 
-from lightning_otel import capture, debugging
+from lightning_otel import capture, config, debugging
 from lightning_otel.capture import attach_context, join_session, operations
 from lightning_otel.dialects import Dialect, find_dialect
 from lightning_otel.dialects.dialect import Attributes, Json, dump
@@ -54,6 +55,13 @@ def within_session(headers: object) -> AbstractContextManager[None]:
     """Return what puts a request into the open block of the session that its headers name."""
     session_id = session_of(headers)
     return attach_context(join_session(session_id)) if session_id else nullcontext()
+
+
+def server_attributes(url: str) -> Attributes:
+    """Return host and port of the server that a request for a whole URL ends at."""
+    parts = urlsplit(config.upstream_of(url))
+    facts = ((c.SERVER_ADDRESS, parts.hostname), (c.SERVER_PORT, parts.port))
+    return {key: value for key, value in facts if value is not None}
 
 
 class _Attempt(NamedTuple):
