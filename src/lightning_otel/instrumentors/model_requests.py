@@ -71,11 +71,7 @@ class _Attempt(NamedTuple):
 
 
 class ModelRequest(Run):
-    """One request to a model.
-
-    Attributes:
-        started_s: When it began, on the clock of ``time.perf_counter``.
-    """
+    """One request to a model; ``started_s`` is on the clock of ``time.perf_counter``."""
 
     def __init__(
         self,
@@ -88,10 +84,7 @@ class ModelRequest(Run):
         is_stream: bool,
         start_ns: int | None = None,
     ) -> None:
-        """Start the span; a ``body`` of None is unknown until :meth:`read_sent`.
-
-        ``start_ns`` is when it was sent, if that lies in the past.
-        """
+        """Start the span; a ``body`` of None is unknown until :meth:`read_sent`."""
         self._endpoint = endpoint
         self.is_stream = is_stream
         self._attempts: list[_Attempt] = []
@@ -146,10 +139,10 @@ class ModelRequest(Run):
 
         Args:
             body: A JSON document, or server-sent events; None if none came.
-            is_whole: Whether the body was read to its end.
+            is_whole: Whether it was read to its end.
             first_chunk_s: Seconds from the span's start to the first byte of a stream.
-            exc: What ended the call instead.
-            status: The answer's HTTP status, unless ``exc`` ended the call.
+            exc: What ended the call instead of an answer.
+            status: The answer's HTTP status.
         """
         operation = self.operation
         if operation.is_over:

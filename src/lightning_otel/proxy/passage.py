@@ -72,7 +72,6 @@ class Passage:
         is_refused: Whether the answer refuses what we asked besides, and is not passed on.
         is_unreadable: Whether the answer is no HTTP, and passes unread until its end.
         sent_bytes: The size of the request's body, as far as it is kept.
-        reading: The reading of the request in a thread.
         failure: What kept the server from being reached.
     """
 

@@ -120,11 +120,7 @@ def wrap_function(function: Callable[..., Any], begin: Begin) -> Any:
 
 
 class Operation(Lifetime["Operation"]):
-    """An operation under way.
-
-    Attributes:
-        output: Its result: set it inside a ``with`` block; that of a decorated function.
-    """
+    """An operation under way; set its ``output`` inside a ``with`` block."""
 
     def __init__(self, name: str, inputs: Mapping[str, object]) -> None:
         self.output: object = None

@@ -105,9 +105,7 @@ class SdkCall(Run):
 class HttpRequest(ModelRequest):
     """A request to a model that nobody above the HTTP client records.
 
-    Attributes:
-        latest: The attempt at it that counts.
-        changes: What is sent otherwise than the program wrote it.
+    Of its attempts only the ``latest`` counts.
     """
 
     latest: "Exchange | None" = None
@@ -145,9 +143,7 @@ class HttpRequest(ModelRequest):
 class Exchange(Run):
     """One HTTP request and its answer: an attempt at a request to a model.
 
-    Attributes:
-        fallback: Arguments to send where the server refuses to be asked for token ids.
-        refusing: The server that did.
+    Where the server refuses to be asked for token ids, it is sent the ``fallback``.
     """
 
     fallback: tuple[Any, Any] | None = None
