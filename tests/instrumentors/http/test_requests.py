@@ -42,18 +42,15 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def ours(spans: Any) -> list[Span]:
-    """The call spans of ours."""
     return [span for span in spans if span.scope == c.SCOPE and c.REQUEST_MODEL in span.attributes]
 
 
 def said(span: Span) -> str:
-    """What the model said."""
     (message,) = json.loads(span.attributes[c.OUTPUT_MESSAGES])
     return "".join(part["content"] for part in message["parts"])
 
 
 def post(url: str, **more: Any) -> httpx.Response:
-    """Ask a model by hand."""
     return httpx.post(f"{url}/v1/chat/completions", json={**BODY, **more})
 
 
@@ -101,7 +98,6 @@ def test_coded_answer_passes_as_it_is_and_is_read(
 
 
 def wire_body(coding: str) -> bytes:
-    """The bytes that the server sent."""
     return CODINGS[coding](STREAM)
 
 
@@ -202,14 +198,12 @@ def make_openai(url: str) -> Any:
 
 
 def make_anthropic(url: str) -> Any:
-    """One question by ``anthropic``."""
     anthropic = pytest.importorskip("anthropic")
     with anthropic.Anthropic(base_url=url, api_key="k", max_retries=3) as client:
         return client.messages.create(max_tokens=9, **BODY).content[0].text
 
 
 def stream_anthropic(url: str) -> Any:
-    """Likewise, streamed."""
     anthropic = pytest.importorskip("anthropic")
     with (
         anthropic.Anthropic(base_url=url, api_key="k", max_retries=3) as client,

@@ -22,12 +22,10 @@ ASKED: Any = [{"role": "user", "content": "one two three four five six seven eig
 
 
 def opened(client: openai.OpenAI, model: str = "toy", **options: Any) -> Any:
-    """A stream of nine words and more."""
     return client.chat.completions.create(model=model, messages=ASKED, stream=True, **options)
 
 
 def said(span: Span) -> str:
-    """The text of a span's answer."""
     (message,) = json.loads(span.attributes["gen_ai.output.messages"])
     return "".join(part["content"] for part in message["parts"])
 
