@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import inspect
 import socket
 import threading
@@ -118,17 +117,9 @@ def faults_allowed() -> None:
     """Asked for by tests that make our own code fail."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _thawed() -> Iterator[None]:
-    """What was left to no collection is collected once a module is over."""
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
 def _clean(request: pytest.FixtureRequest) -> Iterator[None]:
     """Each test begins and ends without instrumentation, and none of our code may fail in it."""
-    gc.freeze()  # a collection walks what the test makes, and not a million objects of libraries
     uninstrument()
     before = capture.process.faults
     yield

@@ -57,6 +57,21 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
         gc.collect()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _thawed() -> Iterator[None]:
+    """What no collection walked is walked again once these tests are over."""
+    yield
+    gc.collect()
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _frozen(_thawed: None) -> None:
+    """A collection walks what a test makes, and not a million objects of libraries."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Nothing is logged of contexts that could not be detached."""
