@@ -98,9 +98,7 @@ def read_logs(
         elif not record.trace_id or not record.span_id:
             yield Rejected(_OUTSIDE)
         elif record.name in _MESSAGES:
-            calls.setdefault((str(record.trace_id), str(record.span_id), record.scope), []).append(
-                record
-            )
+            calls.setdefault((record.trace_id, record.span_id, record.scope), []).append(record)
         else:
             attributes = {**object_of(record.body), **record.attributes}
             yield _make_span(record, attributes, [], came, limits)

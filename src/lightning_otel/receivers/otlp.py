@@ -270,7 +270,7 @@ def read_attributes(record: Object, key: str = "attributes", depth: int = 0) -> 
         return dict(content)
     return {
         text(pair.get("key")): read_value(pair.get("value"), depth)
-        for pair in objects(record.get(key))
+        for pair in objects(content)
     }
 
 

@@ -67,7 +67,8 @@ def test_coded_answer_passes_as_it_is_and_is_read(
     """Raw bytes and decoded ones alike."""
     pytest.importorskip(library)
     headers = {**EVENTS, "content-encoding": coding}
-    wire.answers = [Answer(CODINGS[coding](STREAM), headers=headers)]
+    body = CODINGS[coding](STREAM)
+    wire.answers = [Answer(body, headers=headers)]
     url, given = f"{wire.url}/v1/chat/completions", {**BODY, "stream": True}
 
     def read_raw() -> bytes:
@@ -91,14 +92,10 @@ def test_coded_answer_passes_as_it_is_and_is_read(
         return asyncio.run(read())
 
     with auto_trace(store=store) as recording:
-        assert read_raw() == wire_body(coding)
+        assert read_raw() == body
     (span,) = ours(recording.spans())
     assert said(span) == "hi"
     assert c.ABANDONED not in span.attributes
-
-
-def wire_body(coding: str) -> bytes:
-    return CODINGS[coding](STREAM)
 
 
 def test_what_a_program_answers_itself_is_no_request(store: Store) -> None:
