@@ -269,8 +269,7 @@ def read_attributes(record: Object, key: str = "attributes", depth: int = 0) -> 
     if type(content) is DecodedAttributes:
         return dict(content)
     return {
-        text(pair.get("key")): read_value(pair.get("value"), depth)
-        for pair in objects(content)
+        text(pair.get("key")): read_value(pair.get("value"), depth) for pair in objects(content)
     }
 
 
