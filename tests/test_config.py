@@ -18,12 +18,10 @@ CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 
 def content(*, is_kept: bool, is_exported: bool) -> config.Content:
-    """Where content goes."""
     return config.Content(is_kept=is_kept, is_exported=is_exported)
 
 
 def exported(value: str) -> dict[str, str]:
-    """An environment that says whether content is sent out."""
     return {"LIGHTNING_OTEL_EXPORT_CONTENT": value}
 
 
@@ -38,7 +36,6 @@ TRACES_PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 
 
 def protocol() -> str | None:
-    """The protocol of the endpoint that the environment names."""
     found = config.otlp_endpoint("http://127.0.0.1:4318")
     return found and found.protocol
 
@@ -125,7 +122,7 @@ def test_child_environment_is_what_a_child_inherits(
     assert config.RUN.read()
     assert config.STORE.read() == "/s.duckdb"
     assert config.inherited_rollout() == ("r1", "2")
-    assert config.inherited_trace_parent() == "00-a-b-01"
+    assert config.TRACE_PARENT.read() == "00-a-b-01"
     assert (config.RUN_AGENT.read() or None) == heard
 
 

@@ -51,7 +51,6 @@ class Process:
         self.store = Store(folder / "traces.duckdb")
 
     def run(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a script to its end; what it prints is the result."""
         return subprocess.run(
             [sys.executable, "-c", PRELUDE + textwrap.dedent(script)],
             cwd=self.folder,

@@ -124,6 +124,8 @@ ATTEMPT: Final = _text("LIGHTNING_OTEL_ATTEMPT_ID", "1")
 PROCESS: Final = _text("LIGHTNING_OTEL_PROCESS")
 HANDED: Final = _text("LIGHTNING_OTEL_RUN_SETTINGS")
 PROXY: Final = _text("LIGHTNING_OTEL_PROXY")
+TRACE_PARENT: Final = _text("TRACEPARENT")
+"""The W3C ``traceparent`` handed down by a parent process."""
 
 ENABLED: Final = _flag(
     "LIGHTNING_OTEL", True, "record model calls, tools and agents",
@@ -366,11 +368,6 @@ def otlp_endpoint(url: str | None = None) -> OtlpEndpoint | None:
 def inherited_rollout() -> tuple[str, str] | None:
     """Return the rollout and attempt id handed down by a parent process, if any."""
     return (rollout_id, ATTEMPT.read()) if (rollout_id := ROLLOUT.read()) else None
-
-
-def inherited_trace_parent() -> str:
-    """Return the W3C ``traceparent`` handed down by a parent process, if any."""
-    return _read("TRACEPARENT")
 
 
 def upstream_of(url: str) -> str:

@@ -84,7 +84,6 @@ class Application:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def role(self, body: Json) -> str:
-        """Return who asks: the tested program, a side call by its words, or the agent."""
         items = body.get("input") or ""
         items = [{"content": items}] if isinstance(items, str) else list(items)
         if body.get("instructions"):

@@ -60,12 +60,10 @@ class Recorded:
 
     @property
     def calls(self) -> list[Span]:
-        """Every span that is a request to a model."""
         return [span for span in self.spans if span.operation in c.CALL_OPERATIONS]
 
     @property
     def tools(self) -> list[Span]:
-        """Every span that is an execution of a tool."""
         return [span for span in self.spans if span.operation == c.EXECUTE_TOOL]
 
     @property

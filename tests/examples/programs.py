@@ -35,7 +35,6 @@ class Program:
 
     @property
     def path(self) -> Path:
-        """Where it stands."""
         return EXAMPLES / f"{self.name}.py"
 
 

@@ -23,7 +23,6 @@ HEAD = ("program", "calls", "tokens", "exact", "agents", "tools", "orphans", "do
 
 
 def is_here(module: str) -> bool:
-    """Whether a module could be imported."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # one of its parents is missing
@@ -31,7 +30,6 @@ def is_here(module: str) -> bool:
 
 
 def row(program: Program) -> list[object]:
-    """What was captured of a program."""
     with tempfile.TemporaryDirectory() as folder:
         plain, recorded = run_both(program, Path(folder))
     wrong = len(problems(program, plain, recorded))
@@ -70,7 +68,6 @@ def _tokens(recorded: Recorded) -> str:
 
 
 def lines(rows: Iterable[Sequence[object]]) -> Iterator[str]:
-    """A Markdown table, line by line as the rows come."""
     rules = ["---", *("---:" for _ in HEAD[1:])]
     for cells in chain((HEAD, rules), rows):
         yield f"| {' | '.join(map(str, cells))} |"

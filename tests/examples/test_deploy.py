@@ -28,7 +28,6 @@ def load(name: str) -> Any:
 
 
 def ask(url: str, path: str, body: bytes | None, **headers: str) -> tuple[int, str]:
-    """Return the status and text of an answer to a request with such headers."""
     headers = {"Content-Type": PROTOBUF, **headers}
     try:
         with urllib.request.urlopen(urllib.request.Request(url + path, body, headers)) as answer:

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import wait_until
 
 from lightning_otel.testing import scripted_server
 
@@ -43,7 +43,6 @@ class Service:
         self.url = url
 
     def ask(self, path: str, body: object = None, *, method: str = "POST") -> tuple[int, Any]:
-        """Status and JSON of an answer."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             self.url + path, data, {"content-type": "application/json"}, method=method
@@ -71,13 +70,12 @@ class Service:
         """What a training run came to, once it is over."""
         code, _ = self.ask("/training/trigger")
         assert code == 202
-        deadline = time.monotonic() + 40
-        while time.monotonic() < deadline:
-            _, status = self.ask("/training/status", method="GET")
-            if status["training"] != "running":
-                return str(status["training"])
-            time.sleep(0.1)
-        raise TimeoutError("the training run does not end")
+        wait_until(lambda: self.training() != "running")
+        return self.training()
+
+    def training(self) -> str:
+        """What a training run came to so far."""
+        return str(self.ask("/training/status", method="GET")[1]["training"])
 
 
 @contextlib.contextmanager

@@ -69,7 +69,6 @@ class Anonymizing(FrameSpanProcessor):
     """Hands on a copy without attributes and resource, as a processor of a program's own may."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Keep the copy."""
         copy = ReadableSpan(
             span.name,
             SpanContext(span.context.trace_id, span.context.span_id, is_remote=False),

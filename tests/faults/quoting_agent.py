@@ -40,7 +40,6 @@ def ask(text: str, model: str = "toy", **options: Any) -> Any:
 
 @lo.operation
 def parse(text: str) -> None:
-    """Fail as parsers do."""
     try:
         Number.model_validate({"value": text})
     except ValueError as exc:
@@ -49,7 +48,6 @@ def parse(text: str) -> None:
 
 @tool
 def look_up(query: str) -> str:
-    """Look something up."""
     raise ValueError(f"nothing about {query}")
 
 

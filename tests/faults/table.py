@@ -93,7 +93,6 @@ def main(words: list[str]) -> int:
 
 
 def lines(rows: list[Row]) -> Iterator[str]:
-    """A Markdown table."""
     yield f"| fault | trials | {' | '.join(_KEYS)} |"
     yield f"| --- |{' ---: |' * (1 + len(_KEYS))}"
     for row in rows:

@@ -32,8 +32,7 @@ def test_disk_full_in_the_middle_of_a_record_loses_nothing(tmp_path: Path) -> No
     """L9: of a record only a part fits; with room again all later ones are there."""
     host = Host(
         tmp_path,
-        STORE
-        + """
+        """
         for number in range(int(sys.argv[1])):
             end("before", 2000)
             soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -44,7 +43,8 @@ def test_disk_full_in_the_middle_of_a_record_loses_nothing(tmp_path: Path) -> No
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             end("after", 2000)
         print("done")
-        """.replace("\n        ", "\n"),
+        """,
+        STORE,
     )
     times = trials(50, 5)
 
@@ -55,8 +55,7 @@ def test_disk_full_for_too_long_loses_a_counted_number(tmp_path: Path) -> None:
     """L9: beyond 8 MiB spans are lost, and their number is in the store to the span."""
     host = Host(
         tmp_path,
-        STORE
-        + """
+        """
         end("before")
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         size = max([os.path.getsize(path) for path in segments()], default=10_000)
@@ -66,7 +65,8 @@ def test_disk_full_for_too_long_loses_a_counted_number(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         end("after", 2000)
         print("done")
-        """.replace("\n        ", "\n"),
+        """,
+        STORE,
     )
 
     done = host.run()
@@ -84,8 +84,7 @@ def test_disk_full_to_the_end_says_what_is_lost(tmp_path: Path) -> None:
     """L9: what waits in memory dies with the process; its number is said, and in the store."""
     host = Host(
         tmp_path,
-        STORE
-        + """
+        """
         for _ in range(100):
             end("before")
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -93,7 +92,8 @@ def test_disk_full_to_the_end_says_what_is_lost(tmp_path: Path) -> None:
         for _ in range(500):
             end("full", 2000)
         print("done")
-        """.replace("\n        ", "\n"),
+        """,
+        STORE,
     )
 
     done = host.run()
@@ -224,8 +224,7 @@ def test_store_that_is_removed_is_made_again(tmp_path: Path) -> None:
     """L11: what stood in the removed segment is counted, what comes later is stored."""
     host = Host(
         tmp_path,
-        STORE
-        + """
+        """
         for _ in range(int(sys.argv[1])):
             for _ in range(7):
                 end("before")
@@ -233,7 +232,8 @@ def test_store_that_is_removed_is_made_again(tmp_path: Path) -> None:
             for _ in range(5):
                 end("after")
         print("done")
-        """.replace("\n        ", "\n"),
+        """,
+        STORE,
     )
     times = trials(50, 3)
 
@@ -247,8 +247,7 @@ def test_store_that_may_not_be_written_loses_nothing(tmp_path: Path) -> None:
     """L11: spans wait for the permission."""
     host = Host(
         tmp_path,
-        STORE
-        + """
+        """
         def allow(is_allowed):
             for folder in (store + "/new", store + "/live"):
                 if os.path.isdir(folder):
@@ -263,7 +262,8 @@ def test_store_that_may_not_be_written_loses_nothing(tmp_path: Path) -> None:
         allow(True)
         end("after")
         print("done")
-        """.replace("\n        ", "\n"),
+        """,
+        STORE,
     )
 
     host.check(warnings=1, row="L11")
@@ -339,6 +339,7 @@ def test_write_that_hangs_stalls_the_program_once(tmp_path: Path) -> None:
 
 
 SLOW = """
+slow_s = lambda number: 0
 write, writes = os.write, 0
 def slow(descriptor, data):
     global writes
@@ -348,7 +349,7 @@ def slow(descriptor, data):
     return write(descriptor, data)
 os.write = slow
 """
-"""Each write takes as long as the function ``slow_s`` says of its number.
+"""Each write takes as long as the program's ``slow_s`` says of its number.
 
 A patch of ``os.write``: no disk at hand is slow on command.
 """
@@ -375,11 +376,11 @@ def test_program_on_a_slow_disk_ends_with_a_write_a_span(
         tmp_path,
         f"""
         slow_s = lambda number: {write_s}
-        {SLOW.replace(chr(10), chr(10) + " " * 8)}
         for _ in range(20):
             end("work")
         print(writes)
         """,
+        SLOW,
     )
 
     began = time.monotonic()
@@ -403,10 +404,9 @@ def test_disk_that_hangs_at_every_write_holds_the_thread_inside_alone(tmp_path: 
     """L12: the others stand still for a second in all, and the end of the program asks no more."""
     host = Host(
         tmp_path,
-        f"""
+        """
         until = time.monotonic() + 6
         slow_s = lambda number: 15.0
-        {SLOW.replace(chr(10), chr(10) + " " * 8)}
         stalls = []
         def work():
             stall_s = 0.0
@@ -423,6 +423,7 @@ def test_disk_that_hangs_at_every_write_holds_the_thread_inside_alone(tmp_path: 
             worker.join()
         print(sorted(stalls)[1])
         """,
+        SLOW,
     )
 
     done = host.run()
@@ -462,12 +463,12 @@ def test_spans_that_wait_for_a_hanging_disk(
         from opentelemetry.sdk.trace import TracerProvider
         trace.set_tracer_provider(TracerProvider())  # ours is not shown to the program
         slow_s = lambda number: 1.3 if number == 3 else 0
-        {SLOW.replace(chr(10), chr(10) + " " * 8)}
         end("before")
         for _ in range(21):
             end("waits")
         {way}
         """,
+        SLOW,
     )
 
     done = host.run()
@@ -512,7 +513,7 @@ def test_processors_that_a_crowd_wants_are_no_slow_disk(tmp_path: Path) -> None:
     """L12: among many busy processes a long write is not the disk's, whose threads wait as well."""
     host = Host(
         tmp_path,
-        f"""
+        """
         import subprocess
         crowd = [
             subprocess.Popen(["nice", "-n", "19", "sh", "-c", "while :; do :; done"])
@@ -521,7 +522,6 @@ def test_processors_that_a_crowd_wants_are_no_slow_disk(tmp_path: Path) -> None:
         try:
             time.sleep(1)
             slow_s = lambda number: 1.3 if number == 3 else 0
-            {SLOW.replace(chr(10), chr(10) + " " * 12)}
             for _ in range(22):
                 end("work")
         finally:
@@ -529,6 +529,7 @@ def test_processors_that_a_crowd_wants_are_no_slow_disk(tmp_path: Path) -> None:
                 process.kill()
         os._exit(0)
         """,
+        SLOW,
     )
 
     host.run()

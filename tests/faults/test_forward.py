@@ -35,7 +35,6 @@ for number in range(5):
 
 
 def free_port() -> int:
-    """A port nobody listens at."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]

@@ -224,7 +224,6 @@ class Port:
 
     @property
     def visits(self) -> int:
-        """How many came."""
         self._server.setblocking(False)
         count = 0
         with contextlib.suppress(BlockingIOError):
@@ -236,7 +235,6 @@ class Port:
 
 @pytest.fixture
 def port() -> Iterator[Port]:
-    """A port that nobody may come to."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield Port(server)
 

@@ -91,7 +91,6 @@ def traces_of_canaries(folder: Path) -> list[str]:
 
 @pytest.fixture
 def make_span() -> Callable[..., Span]:
-    """A function that makes a span with ids of its own."""
     numbers = itertools.count(1)
 
     def make() -> Span:

@@ -26,7 +26,6 @@ class Reply(NamedTuple):
 
 
 def partial(rejected: int, message: str) -> bytes:
-    """The body of a partial success."""
     answer = ExportTraceServiceResponse()
     answer.partial_success.rejected_spans = rejected
     answer.partial_success.error_message = message
@@ -56,7 +55,6 @@ class Endpoint:
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def answer(self, handler: Handler) -> None:
-        """Answer one request; an empty one is not counted."""
         body = handler.read_body()
         if handler.headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
@@ -89,10 +87,8 @@ class Endpoint:
         return f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def counts(self) -> Counter[str]:
-        """How often each span was taken."""
         return Counter(span.span_id.hex() for span in self.spans)
 
     def close(self) -> None:
-        """Listen no more."""
         self.server.shutdown()
         self.server.server_close()

@@ -12,7 +12,6 @@ from lightning_otel.types import Span
 
 @pytest.fixture
 def fill(store: Store, layout: Layout) -> Callable[..., list[Span]]:
-    """A function that keeps so many spans."""
     made: list[int] = []
 
     def fill(count: int, **changes: Any) -> list[Span]:

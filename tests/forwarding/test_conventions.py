@@ -201,7 +201,6 @@ def test_any_task_leaves(task: str, words: str) -> None:
 
 
 def ended(attributes: Mapping[str, Any] | None = None, **changes: Any) -> Span:
-    """A finished span."""
     fields: dict[str, Any] = {"name": "work", "parent_span_id": None, "start_ns": 1, "end_ns": 2}
     return Span("ab" * 16, "cd" * 8, attributes=attributes or {}, **{**fields, **changes})
 

@@ -39,11 +39,9 @@ class Clock:
 
     @property
     def now_s(self) -> float:
-        """Seconds waited."""
         return sum(self.waits)
 
     def wait(self, seconds: float) -> bool:
-        """Whether it is time to hurry."""
         self.waits.append(seconds)
         return self._is_over(self.now_s)
 

@@ -37,7 +37,6 @@ class Phoenix:
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def answer(self, path: str, body: bytes) -> tuple[int, bytes, str]:
-        """The status, body and type of an answer."""
         self.paths.append(path)
         if path == "/v1/traces":
             request = ExportTraceServiceRequest.FromString(body)

@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import inspect
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -45,7 +46,6 @@ class SilentServer:
             await asyncio.to_thread(self._asked.acquire)
 
     def stop(self) -> None:
-        """Hang up."""
         for held in (self._listening, *self._held):
             with contextlib.suppress(OSError):
                 held.shutdown(socket.SHUT_RDWR)
@@ -72,9 +72,25 @@ def instrumentor(name: str) -> Any:
     return point.load()()
 
 
+def broken(*args: object, **kwargs: object) -> Any:
+    """Stand in for a function of ours that fails."""
+    raise RuntimeError("broken on purpose")
+
+
+def list_places(owners: Iterable[Any], skipped: Collection[str]) -> list[tuple[Any, str]]:
+    """Every function and method of ours that modules and classes hold, to be broken in turn."""
+    return [
+        (owner, name)
+        for owner in owners
+        for name, value in vars(owner).items()
+        if str(getattr(value, "__module__", "")).startswith("lightning_otel")
+        and (inspect.isroutine(value) or hasattr(value, "cache_clear"))
+        and name not in skipped
+    ]
+
+
 @pytest.fixture
 def facts() -> ModuleType:
-    """What spans must say."""
     return facts_of_log
 
 

@@ -69,13 +69,11 @@ def agents_of(recording: Recording) -> list[str]:
 
 
 def named(recording: Recording, name: str) -> Span:
-    """The one span of that name."""
     (span,) = all_named(recording, name)
     return span
 
 
 def all_named(recording: Recording, name: str) -> list[Span]:
-    """The spans of that name."""
     return [span for span in recording.spans() if span.name == name]
 
 

@@ -18,7 +18,6 @@ class Greeting(LibraryInstrumentor):
     requires = ("greeting >= 1",)
 
     def patches(self) -> Mapping[str, Patch]:
-        """Both modules."""
         return {"greeting": self._patch, "greeting_later": self._patch}
 
     def _patch(self, module: ModuleType) -> None:
@@ -48,7 +47,6 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Greetin
 
 
 def imported(name: str) -> Any:
-    """The module, imported."""
     return __import__(name)
 
 

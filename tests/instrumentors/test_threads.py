@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import wrapt
 from opentelemetry import context as otel_context
+from tests.instrumentors.conftest import broken
 
 from lightning_otel import instrument, uninstrument
 
@@ -23,13 +24,11 @@ Seen = list[object]
 
 
 def look(seen: Seen) -> None:
-    """Note what the context holds here."""
     seen.append(otel_context.get_value(KEY))
 
 
 @contextlib.contextmanager
 def in_context(value: object) -> Iterator[None]:
-    """Makes a context that holds the value current."""
     token = otel_context.attach(otel_context.set_value(KEY, value))
     yield
     otel_context.detach(token)
@@ -52,35 +51,29 @@ class Looking(threading.Thread):
         self.seen = seen
 
     def run(self) -> None:
-        """Note the context."""
         look(self.seen)
 
 
 def joined(thread: threading.Thread) -> None:
-    """Start it and wait."""
     thread.start()
     thread.join()
 
 
 def submitted(seen: Seen) -> None:
-    """A pool's submit."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(look, seen).result()
 
 
 def mapped(seen: Seen) -> None:
-    """A pool's map."""
     with ThreadPoolExecutor(1) as pool:
         list(pool.map(look, [seen]))
 
 
 async def executed(seen: Seen) -> None:
-    """The event loop's default pool."""
     await asyncio.get_running_loop().run_in_executor(None, look, seen)
 
 
 def by_target(seen: Seen) -> None:
-    """A thread with a target."""
     joined(threading.Thread(target=look, args=(seen,)))
 
 
@@ -168,9 +161,6 @@ def test_fault_of_ours_does_not_keep_a_thread_from_starting(
 ) -> None:
     """A thread whose context cannot be carried runs without it."""
     seen: Seen = []
-
-    def broken(*args: object) -> None:
-        raise RuntimeError("broken on purpose")
 
     monkeypatch.setattr("lightning_otel.instrumentors.threads._run_within", broken)
 

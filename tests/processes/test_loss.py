@@ -7,11 +7,11 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.faults.harness import Counts, note, trials
+from tests.waiting import wait_until
 
 from lightning_otel import Store
 from lightning_otel.types import conventions as c
@@ -141,7 +141,6 @@ class Trial:
         self.store = Store(folder / "traces.duckdb")
 
     def start(self, *task: tuple[object, ...]) -> "subprocess.Popen[str]":
-        """The started program, which does one thing after the other, each in a process."""
         command = [sys.executable, self._program, json.dumps(task), self.store.name, self._acks]
         return subprocess.Popen(
             [str(word) for word in command],
@@ -199,15 +198,7 @@ class Trial:
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Trial:
-    """A program and a store of its own."""
     return Trial(tmp_path)
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("again", range(trials(5, 1)))
@@ -218,7 +209,7 @@ def test_kill_at_any_moment_loses_no_acknowledged_span(trial: Trial, again: int)
     assert program.stdout is not None
     for slot in range(10):
         child = int(program.stdout.readline())
-        _wait_until(lambda slot=slot: trial.acked()[slot] > 0)  # type: ignore[misc]  # a default
+        wait_until(lambda slot=slot: trial.acked()[slot] > 0)  # type: ignore[misc]  # a default
         time.sleep(random.uniform(0, 0.03))
         os.kill(child, 9)
     output, errors = program.communicate(timeout=30)

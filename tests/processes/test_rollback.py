@@ -87,7 +87,6 @@ def operator(store: Store) -> Iterator["subprocess.Popen[str]"]:
 
 
 def prompt_of(exchange: Exchange) -> list[Any]:
-    """What a request began with."""
     return list((exchange.request or {})["messages"][:3])
 
 

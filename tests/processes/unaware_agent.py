@@ -43,7 +43,6 @@ def loop_over_tools(client: openai.OpenAI) -> str | None:
 
 
 async def gather(base_url: str, count: int) -> list[str | None]:
-    """Many chats at once."""
     async with openai.AsyncOpenAI(base_url=base_url, api_key="k") as client:
         replies = await asyncio.gather(
             *(
@@ -76,7 +75,6 @@ def leave_a_stream(client: openai.OpenAI) -> int:
 
 
 def respond(client: openai.OpenAI) -> list[str]:
-    """The responses API with a tool."""
     reply = client.responses.create(
         model="toy",
         instructions="Use the calculator.",

@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -89,12 +89,6 @@ def run(
          "--store", str(folder / "t.duckdb"), "--", *command],
         env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=60, cwd=folder,
     )  # fmt: skip
-
-
-@pytest.fixture
-def server() -> Iterator[DemoServer]:
-    with DemoServer() as running:
-        yield running
 
 
 @pytest.mark.parametrize("options", [(), ("--only",), ("--children", "none")], ids=str)

@@ -35,7 +35,6 @@ class Conversation:
     bad_times: int = 0
 
     def say(self, role: str, *texts: str) -> None:
-        """Add a message."""
         self.history.append((role, *texts))
 
 
@@ -130,7 +129,6 @@ class _Claude:
         self.made.history += self.between  # results are sent first
 
     def fail(self) -> None:
-        """Write requests that failed."""
         for _ in range(self.rng.randint(1, 3)):
             body = {"role": "assistant", "model": "<synthetic>", "id": "f",
                     "content": [{"type": "text", "text": "API Error: 529"}]}  # fmt: skip
@@ -182,7 +180,6 @@ class _Claude:
 
 
 def draw_claude(seed: int) -> Conversation:
-    """Return a session of Claude Code."""
     return _Claude(seed).draw()
 
 
@@ -202,7 +199,6 @@ class _Codex:
         self.made.records.append({"timestamp": time, "type": kind, "payload": payload})
 
     def write_user(self, text: str) -> None:
-        """Write what is said in the user's name."""
         content = [{"type": "input_text", "text": text}]
         self.record("response_item", type="message", role="user", content=content)
         self.made.say("user", text)
@@ -311,7 +307,6 @@ DRAWN: dict[str, Callable[[int], Conversation]] = {
 
 
 def dump_session(records: list[dict[str, Any]]) -> bytes:
-    """Return the lines of a session file."""
     return b"".join(orjson.dumps(record) + b"\n" for record in records)
 
 
@@ -321,7 +316,6 @@ def write_session(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def iter_texts(message: Any) -> Iterator[str]:
-    """Yield what each part of a message says, however it is called."""
     for part in message["parts"]:
         if part["type"] == "tool_call":
             arguments = part["arguments"]

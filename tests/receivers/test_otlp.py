@@ -81,7 +81,6 @@ def spans(draw: st.DrawFn) -> Span:
 
 
 def received(span: Span) -> Span:
-    """The span as it is after its way by OTLP."""
     return replace(span, attributes={**span.attributes, c.RECEIVED: CAME})
 
 
@@ -303,7 +302,6 @@ def test_otlp_refuses_what_is_no_request(
 
 
 def changed(place: int, change: bytes) -> bytes:
-    """Return a valid request with some bytes changed."""
     body = bytearray(one(events=[OtlpSpan.Event(name="e")], name="x" * 20).SerializeToString())
     start = place % len(body)
     body[start : start + len(change)] = change

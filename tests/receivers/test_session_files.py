@@ -29,6 +29,7 @@ from tests.receivers.test_sessions import (
     read_parents,
     text,
 )
+from tests.waiting import wait_until
 
 from lightning_otel import Store
 
@@ -360,12 +361,10 @@ def follow(folder: Path, store: Path) -> Iterator[list[str]]:
 
 
 def await_calls(store: Path, number: int) -> None:
-    """Wait until a store has so many answers."""
     query = "SELECT count(*) AS n FROM calls WHERE status = 'OK'"
-    deadline = time.monotonic() + 60
-    while not (store.exists() and next(iter(Store(store).sql(query).dicts()))["n"] >= number):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(
+        lambda: store.exists() and next(iter(Store(store).sql(query).dicts()))["n"] >= number, 60
+    )
 
 
 @pytest.mark.parametrize("agent", DRAWN)

@@ -20,7 +20,6 @@ from lightning_otel import Store
 
 
 def read_turn(message: Any) -> Turn:
-    """Return what a message says, however its parts are called."""
     return message["role"], *iter_texts(message)
 
 

@@ -31,14 +31,11 @@ def ask(number: int, base_url: str = "") -> str:
 
 
 def by_pool(processes: Any, urls: list[str]) -> list[str]:
-    """An executor's map."""
     with ProcessPoolExecutor(2, mp_context=processes) as pool:
         return list(pool.map(carried(ask), range(TASKS), urls))
 
 
 def by_run_in_executor(processes: Any, urls: list[str]) -> list[str]:
-    """The event loop's."""
-
     async def run() -> list[str]:
         loop = asyncio.get_running_loop()
         with ProcessPoolExecutor(2, mp_context=processes) as pool:

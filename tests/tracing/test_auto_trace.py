@@ -20,7 +20,6 @@ from lightning_otel.types import conventions as c
 
 
 def bodies(recording: Recording) -> list[str]:
-    """The messages emitted in a recording, in order."""
     return [
         span.attributes[c.MESSAGE_BODY] for span in recording.spans() if span.name == c.SPAN_MESSAGE
     ]

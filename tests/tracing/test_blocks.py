@@ -257,7 +257,6 @@ def test_generator_begins_its_rollout_with_its_first_step(store: Store) -> None:
 
 
 def produce() -> Generator[int, None, None]:
-    """A message before each item."""
     for number in range(2):
         emit_message(f"made {number}")
         yield number
@@ -297,7 +296,6 @@ def test_nothing_is_attached_across_a_yield(function: Any, decorate: Any, store:
 
 
 def parents(recording: Recording, name: str) -> list[str | None]:
-    """The ids of what stands above each span of that name."""
     return [span.parent_span_id for span in recording.spans() if span.name == name]
 
 
@@ -364,12 +362,10 @@ class PayloadError(Exception):
 
 
 def fail(_: int) -> None:
-    """Raises at once."""
     raise PayloadError
 
 
 async def fail_async(_: int) -> None:
-    """Raises when awaited."""
     raise PayloadError
 
 
@@ -402,7 +398,6 @@ def test_an_exception_is_freed_as_soon_as_without_us(function: Any) -> None:
 
 @operation
 async def numbers() -> AsyncGenerator[int, None]:
-    """Three numbers, with a span before each."""
     for number in range(3):
         trace.get_tracer("the program").start_span("inside").end()
         await asyncio.sleep(0)
@@ -484,13 +479,11 @@ class Tool:
 
     @operation
     def use(self, text: str) -> str:
-        """Give it back."""
         return text
 
     @operation
     @classmethod
     def make(cls, size: int) -> int:
-        """Give it back."""
         return size
 
 
@@ -503,13 +496,11 @@ class Awkward:
 
 @operation
 def same(value: Any, *rest: str, **options: int) -> Any:
-    """Give it back."""
     return value
 
 
 @operation
 def count(to: int) -> Generator[int, None, str]:
-    """Count."""
     yield from range(to)
     return "counted"
 

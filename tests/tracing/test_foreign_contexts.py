@@ -25,7 +25,6 @@ tracer = trace.get_tracer("a.workflow")
 
 @contextmanager
 def attached(foreign: Context) -> Iterator[None]:
-    """A library's block in a context of its own."""
     token = otel_context.attach(foreign)
     try:
         yield
@@ -42,7 +41,6 @@ def carried_by_message(span: trace.Span | None = None) -> Context:
 
 
 def of_ended_span() -> Context:
-    """A message whose span has ended."""
     with tracer.start_as_current_span("sends") as span:
         pass
     return carried_by_message(span)
@@ -57,7 +55,6 @@ CONTEXTS: dict[str, Callable[[], Context]] = {
 
 
 async def in_task(work: Work) -> None:
-    """Work in a task, in a thread of its loop's."""
     await asyncio.create_task(asyncio.to_thread(work))
 
 

@@ -170,14 +170,12 @@ def test_carried_callback_runs_where_it_was_made(store: Store) -> None:
 
 
 async def coroutine() -> str:
-    """A message in the middle."""
     await asyncio.sleep(0)
     emit_message("inside")
     return "done"
 
 
 def generator() -> Iterator[int]:
-    """A message between two items."""
     yield 1
     emit_message("inside")
     yield 2

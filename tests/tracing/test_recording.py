@@ -24,7 +24,6 @@ from lightning_otel.types import conventions as c
 
 
 def names(recording: Recording) -> list[str]:
-    """The names of a recording's spans, in order."""
     return [span.name for span in recording.spans()]
 
 

@@ -92,7 +92,6 @@ def test_reward_evaluator_gives_the_rollout_a_reward(
 
 
 def fails(recording: Recording) -> float:
-    """An evaluator that is broken."""
     raise ZeroDivisionError("in the evaluator")
 
 

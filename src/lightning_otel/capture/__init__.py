@@ -53,11 +53,8 @@ class SpanSink(Protocol):
     ) -> None:
         """Note a started SDK span, so that it is known if its process dies.
 
-        Args:
-            span: The span.
-            stamps: Default attributes of its record alone.
-            transforms: Functions that it passes through, now and as it ends.
-            is_written: Whether it is stored already, and not only once it has ended.
+        ``stamps`` are defaults of its record alone; ``transforms`` see it now and as it ends.
+        Without ``is_written`` it is stored only once it has ended.
         """
 
     def ended(self, span: Any, body: Mapping[str, str]) -> None:
@@ -85,14 +82,11 @@ class Frame:
     """The recording in force; it travels in OpenTelemetry's context.
 
     Attributes:
-        sink: Receives the spans; None records nothing.
+        sink: None records nothing.
         stamps: Attributes of every record, such as rollout and attempt id.
         parent: Context that spans take as parent where the current one holds no span.
         recording: Whose frame it is; None for the frame of a whole process.
-        asks_for_ids: Whether requests ask their server for the token ids it works with.
-        assigner: Gives the resources of requests, if any.
         process_stamps: As ``stamps``, for what belongs to no request that the process serves.
-        transforms: Functions that spans pass through before they are kept.
         has_tasks: Whether a block in it that names a task is a rollout of its own.
     """
 
@@ -114,11 +108,10 @@ class _Process:
         frame: The recording in force wherever the context names none.
         is_global: Whether calls outside any recording become spans, as OpenTelemetry users expect.
         is_wanted_outside: Overrides ``is_global``.
-        tracer: The tracer of all our spans, of whatever provider is or will be set.
         exporters: The number of our exporters that wait for ended spans.
-        content: Where content may go; cached because a look-up costs 2 us a call.
+        content: Cached because a look-up costs 2 us a call.
         frameworks: Each returns its innermost open operation; called for every operation.
-        meter: Records model calls as metrics; None where the program has no meter provider.
+        meter: None where the program has no meter provider.
         make_quiet_tracer: Makes the tracer of spans that are for our sinks alone.
         watch_starts: Joins the program's provider for an exporter of ours, until that is done.
     """
@@ -261,8 +254,8 @@ def _frame_of_span(span: SpanContext, nearest: Frame | None) -> Frame | None:
 class attach_context:  # noqa: N801  # used as a function; a generator would cost a call a microsecond more
     """Make a context current for a block, and leave quietly if the block ends in another one.
 
-    A block left in another context (a generator closed by another task) must not detach: that would
-    log "Failed to detach context" and restore a stranger's context.
+    To detach there, as of a generator that another task closes, would log "Failed to detach
+    context" and restore a stranger's context.
     """
 
     __slots__ = ("_context", "_mark", "_token")
@@ -344,7 +337,6 @@ class SpanState:
     Attributes:
         body: The span's content, while it ends, and until it is exported.
         sink: Where a processor keeps the span; of two processors the first one does.
-        is_kept: Whether its end was kept.
         rollout: Stamps of its rollout, in a process that records all it does.
         stamps: Stamps of its record, where exporters of ours wait for it.
         is_doubtful: Whether it is kept only if it tells of models or agents as it ends.

@@ -46,10 +46,8 @@ class Operation:
 
     Attributes:
         outer: The operation it stands in, of whichever library.
-        parent: The context it stands in.
         request: State of the instrumentor that sends its request.
         is_claimed: Whether that instrumentor took it over from a framework.
-        is_over: Whether it was stopped or failed.
         is_hidden: Whether its span is the store's alone: the program suppresses instrumentation.
         attributes: Set on the span at its end.
         body: Content, kept beside the span at its end.
@@ -88,15 +86,9 @@ class Operation:
         start_ns: int | None = None,
         parent: Context | None = None,
     ) -> None:
-        """Start the span.
+        """Start the span, now or in the past; samplers see these ``attributes``.
 
-        Args:
-            name: Span name.
-            kind: Span kind.
-            attributes: Set at the start, where samplers see them.
-            body: Content known at the start, kept beside the span.
-            start_ns: Start time, if it lies in the past.
-            parent: The context it stands in; by default what :func:`parent_context` finds.
+        The context it stands in is by default what :func:`parent_context` finds.
         """
         if parent is None:
             parent = parent_context()
@@ -128,11 +120,7 @@ class Operation:
 
     @property
     def context(self) -> Context:
-        """Return the context of what happens within it.
-
-        Made anew each time: a cached one would be a cycle, and the span with its content would wait
-        for the garbage collector.
-        """
+        """Return the context of what happens within it: a cached one would be a cycle."""
         return self.within(self.parent)
 
     def within(self, context: Context) -> Context:
@@ -265,10 +253,7 @@ def _is_nearest(operation: Operation, context: Context) -> bool:
 
 
 def clean_text(text: str) -> str:
-    """Return text that every exporter can carry: valid UTF-8 and of bounded length.
-
-    One lone surrogate in a status message makes OTLP drop the whole batch.
-    """
+    """Return text of bounded length; OTLP drops a whole batch for one lone surrogate."""
     return str(_valid_text(text[:_MESSAGE_LIMIT]))
 
 

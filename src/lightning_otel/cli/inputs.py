@@ -16,7 +16,8 @@ from lightning_otel.types.values import parse_json
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
-    from lightning_otel.receivers.sessions import Links, Session, SessionReader
+    from lightning_otel.receivers.coding_agents import SessionReader
+    from lightning_otel.receivers.sessions import Links, Session
     from lightning_otel.types import Span
 
 _BATCH: Final = 1000

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
 
-from lightning_otel import capture, debugging
+from lightning_otel import capture, config, debugging
 from lightning_otel.capture import attach_context, join_session, operations
 from lightning_otel.dialects import Dialect, find_dialect
 from lightning_otel.dialects.dialect import Attributes, Json, dump
@@ -56,6 +57,13 @@ def within_session(headers: object) -> AbstractContextManager[None]:
     return attach_context(join_session(session_id)) if session_id else nullcontext()
 
 
+def server_attributes(url: str) -> Attributes:
+    """Return host and port of the server that a request for a whole URL ends at."""
+    parts = urlsplit(config.upstream_of(url))
+    facts = ((c.SERVER_ADDRESS, parts.hostname), (c.SERVER_PORT, parts.port))
+    return {key: value for key, value in facts if value is not None}
+
+
 class _Attempt(NamedTuple):
     started_s: float | None
     answered_s: float
@@ -63,11 +71,7 @@ class _Attempt(NamedTuple):
 
 
 class ModelRequest(Run):
-    """One request to a model.
-
-    Attributes:
-        started_s: When it began, on the clock of ``time.perf_counter``.
-    """
+    """One request to a model; ``started_s`` is on the clock of ``time.perf_counter``."""
 
     def __init__(
         self,
@@ -80,10 +84,7 @@ class ModelRequest(Run):
         is_stream: bool,
         start_ns: int | None = None,
     ) -> None:
-        """Start the span; a ``body`` of None is unknown until :meth:`read_sent`.
-
-        ``start_ns`` is when it was sent, if that lies in the past.
-        """
+        """Start the span; a ``body`` of None is unknown until :meth:`read_sent`."""
         self._endpoint = endpoint
         self.is_stream = is_stream
         self._attempts: list[_Attempt] = []
@@ -138,10 +139,10 @@ class ModelRequest(Run):
 
         Args:
             body: A JSON document, or server-sent events; None if none came.
-            is_whole: Whether the body was read to its end.
+            is_whole: Whether it was read to its end.
             first_chunk_s: Seconds from the span's start to the first byte of a stream.
-            exc: What ended the call instead.
-            status: The answer's HTTP status, unless ``exc`` ended the call.
+            exc: What ended the call instead of an answer.
+            status: The answer's HTTP status.
         """
         operation = self.operation
         if operation.is_over:

@@ -31,11 +31,9 @@ _NOTHING: Final[Mapping[str, Any]] = {}
 
 
 class Step(Run):
-    """One run of a framework's method or stream.
+    """One run of a framework's method or stream, whose result ``read`` puts on the operation.
 
-    Attributes:
-        read: Puts on the operation what the method's result says.
-        is_complete: Whether its result was seen: a stream left after that was not abandoned.
+    A stream that is left once it ``is_complete``, its result being seen, was not abandoned.
     """
 
     def __init__(

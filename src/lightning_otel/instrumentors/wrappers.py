@@ -141,26 +141,27 @@ def _wrap_async(begin: Begin, original: Any, first_runs: Any = None) -> Any:
                 if (drop := capture.guard_call(run.repeats, result)) is None:
                     break
                 pending = None
-                await _drop_async(drop)
+                await _call_async(drop)
             except BaseException as exc:
                 pending = None
                 if not capture.guard_call(run.retries, exc):
                     if isinstance(exc, GeneratorExit):  # a coroutine that is closed cannot await
                         capture.guard_call(run.fail, exc)
                     else:
-                        await _end_async(run, "fail", exc)
+                        await _call_async(run.end_async, "fail", exc)
                     del run  # as above
                     raise
-        await _end_async(run, "succeed", result)
+        await _call_async(run.end_async, "succeed", result)
         return result
 
     return function
 
 
-async def _drop_async(drop: Callable[[], Any]) -> None:
+async def _call_async(function: Callable[..., Any], *arguments: Any) -> None:
+    """Call one of our functions within the fence, and await what it gives if that is to be."""
     try:
-        if inspect.isawaitable(dropping := drop()):
-            await dropping
+        if inspect.isawaitable(pending := function(*arguments)):
+            await pending
     except Exception:  # noqa: BLE001  # capture never raises into the traced program
         capture.note_fault()
 
@@ -183,13 +184,6 @@ def wrap_generator(begin: Begin) -> Make:
         return function
 
     return make
-
-
-async def _end_async(run: Run, name: str, *arguments: Any) -> None:
-    try:
-        await run.end_async(name, *arguments)
-    except Exception:  # noqa: BLE001  # capture never raises into the traced program
-        capture.note_fault()
 
 
 def _walk_generator(begin: Begin, original: Any) -> Callable[..., Generator[Any, Any, Any]]:
@@ -242,16 +236,16 @@ def _walk_async_generator(begin: Begin, original: Any) -> Callable[..., AsyncGen
                         item = await step()
                 except StopAsyncIteration:
                     if exit_error is None:
-                        await _end_async(run, "stop_with", None)
+                        await _call_async(run.end_async, "stop_with", None)
                     else:
-                        await _end_async(run, "fail", exit_error)
+                        await _call_async(run.end_async, "fail", exit_error)
                     return
                 except BaseException as exc:
                     # Closed at a yield it may still await; closed while it awaits it may not.
                     if isinstance(exc, GeneratorExit) and exc is not exit_error:
                         capture.guard_call(run.fail, exc)
                     else:
-                        await _end_async(run, "fail", exc)
+                        await _call_async(run.end_async, "fail", exc)
                     raise
                 capture.guard_call(run.note_item, item)
                 try:

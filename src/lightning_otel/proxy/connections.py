@@ -64,7 +64,6 @@ class Program(asyncio.Protocol):
     """A connection of the program."""
 
     def __init__(self, proxy: "Proxy") -> None:
-        """Take a connection for a proxy."""
         self._proxy = proxy
         self.transport: Any = None
         self._parser = make_parser()
@@ -113,7 +112,6 @@ class Program(asyncio.Protocol):
         self.transport.pause_reading()
 
     def _begin(self, request: h11.Request) -> None:
-        """Begin to pass a request on, or answer it here."""
         headers, proxy = headers_of(request), self._proxy
         target, method = request.target.decode("latin-1"), request.method.decode("latin-1")
         text = "ok" if target == "/healthz" else proxy.answer(method, target, headers)
@@ -171,7 +169,6 @@ class Program(asyncio.Protocol):
             server.transport.abort()
 
     def _fail(self, passage: Passage) -> None:
-        """Say that the server cannot be reached."""
         passage.begin()
         exc = passage.failure
         passage.end(is_whole=False, exc=exc)
@@ -232,7 +229,6 @@ class Program(asyncio.Protocol):
         self._end_cycle()
 
     def _send_again(self, passage: Passage) -> None:
-        """Send a request without what the server refused."""
         self._leave_server()
         self._start(self._open(passage, passage.fall_back))
 

@@ -15,6 +15,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from lightning_otel import capture
 from lightning_otel.dialects import Dialect, find_dialect, may_ask_model
+from lightning_otel.instrumentors import token_ids
 from lightning_otel.instrumentors.body import MAX_KEPT_BYTES
 from lightning_otel.instrumentors.http import (
     RECORDED,
@@ -71,7 +72,6 @@ class Passage:
         is_refused: Whether the answer refuses what we asked besides, and is not passed on.
         is_unreadable: Whether the answer is no HTTP, and passes unread until its end.
         sent_bytes: The size of the request's body, as far as it is kept.
-        reading: The reading of the request in a thread.
         failure: What kept the server from being reached.
     """
 
@@ -255,9 +255,8 @@ class Passage:
         """Return whether the body comes in chunks."""
         self._status, headers = event.status_code, headers_of(event)
         exchange = self._exchange
-        self.is_refused = (
-            exchange is not None and exchange.fallback is not None and self._status in (400, 422)
-        )
+        can_fall_back = exchange is not None and exchange.fallback is not None
+        self.is_refused = can_fall_back and token_ids.is_refusal(self._status)
         self._decode_answer = find_decoder(headers.get("content-encoding", ""))
         if self.dialect and headers.get("content-type", "").startswith("text/event-stream"):
             self._marks = tuple(mark.encode() for mark in self.dialect.end_marks)

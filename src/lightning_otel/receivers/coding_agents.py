@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, TypeAlias
 
 from lightning_otel.errors import ReceiveError
 from lightning_otel.messages import object_of
@@ -12,9 +12,10 @@ from lightning_otel.receivers.claude_code import ClaudeCode
 from lightning_otel.receivers.codex import Codex, find_copied, find_origin
 from lightning_otel.receivers.documents import FILE_LIMITS
 from lightning_otel.receivers.otlp import InvalidSpanError, Object
-from lightning_otel.receivers.sessions import Links, SessionReader
+from lightning_otel.receivers.sessions import Links
 from lightning_otel.types import Span
 
+SessionReader: TypeAlias = ClaudeCode | Codex
 _MOST_UNKNOWN: Final = 50
 """Lines before the first that tells what a file is."""
 _RECORD: Final = frozenset({"uuid", "parentUuid", "sessionId"})

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
-from lightning_otel.errors import ReceiveError
 from lightning_otel.messages import object_of, objects
 from lightning_otel.receivers import Limits, Rejected, otlp
 from lightning_otel.receivers.otlp import DecodedAttributes, InvalidSpanError, Object
@@ -50,10 +49,7 @@ def decode_logs(body: bytes, came: str, limits: Limits) -> Iterator[Span | Rejec
         TooLargeError: It holds more than it may; nothing was decoded.
         ReceiveError: It is no such JSON.
     """
-    request = otlp.load_json(body, limits)
-    if not isinstance(request, dict):
-        raise ReceiveError("the body is no JSON object; see the OTLP specification")
-    return read_logs(decode_request(request), came, limits)
+    return read_logs(decode_request(otlp.load_request(body, limits)), came, limits)
 
 
 def decode_request(request: Object) -> Iterator[Log | Rejected]:
@@ -102,9 +98,7 @@ def read_logs(
         elif not record.trace_id or not record.span_id:
             yield Rejected(_OUTSIDE)
         elif record.name in _MESSAGES:
-            calls.setdefault((str(record.trace_id), str(record.span_id), record.scope), []).append(
-                record
-            )
+            calls.setdefault((record.trace_id, record.span_id, record.scope), []).append(record)
         else:
             attributes = {**object_of(record.body), **record.attributes}
             yield _make_span(record, attributes, [], came, limits)

@@ -65,10 +65,15 @@ def decode_spans(
         TooLargeError: It exceeds the limits; nothing was decoded.
         ReceiveError: It is no such JSON.
     """
+    return decode_request(load_request(body, limits), came, limits)
+
+
+def load_request(body: bytes, limits: Limits) -> Object:
+    """Return a request in JSON, as :func:`load_json` does; one that is no object is refused."""
     request = load_json(body, limits)
     if not isinstance(request, dict):
         raise ReceiveError("the body is no JSON object; see the OTLP specification")
-    return decode_request(request, came, limits)
+    return request
 
 
 def load_json(body: bytes, limits: Limits = DEFAULT_LIMITS) -> Any:
@@ -264,8 +269,7 @@ def read_attributes(record: Object, key: str = "attributes", depth: int = 0) -> 
     if type(content) is DecodedAttributes:
         return dict(content)
     return {
-        text(pair.get("key")): read_value(pair.get("value"), depth)
-        for pair in objects(record.get(key))
+        text(pair.get("key")): read_value(pair.get("value"), depth) for pair in objects(content)
     }
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from lightning_otel.messages import object_of
 from lightning_otel.messages.media import to_text
@@ -76,21 +76,6 @@ class Agent:
     end_ns: int
     attributes: dict[str, Any]
     origins: list[Hashable] = field(default_factory=list)
-
-
-class SessionReader(Protocol):
-    """Reads the records of one session file, in their order."""
-
-    session: Session
-
-    def feed(self, record: Object) -> Iterator[Span]:
-        """Return the spans that a record completes."""
-
-    def flush(self, *, is_over: bool) -> Iterator[Span]:
-        """Return the answers at the end that are whole; all of them if the session is over."""
-
-    def count_open(self) -> int:
-        """Return the number of answers that may be half written."""
 
 
 class Session:

@@ -120,11 +120,7 @@ def wrap_function(function: Callable[..., Any], begin: Begin) -> Any:
 
 
 class Operation(Lifetime["Operation"]):
-    """An operation under way.
-
-    Attributes:
-        output: Its result: set it inside a ``with`` block; that of a decorated function.
-    """
+    """An operation under way; set its ``output`` inside a ``with`` block."""
 
     def __init__(self, name: str, inputs: Mapping[str, object]) -> None:
         self.output: object = None
@@ -157,10 +153,15 @@ class Operation(Lifetime["Operation"]):
         output = self.output if result is None else result
         if output is not None:
             self._span.body[c.OPERATION_OUTPUT] = json_of(output)
-        if exc is None or is_clean(exc):
-            capture.guard_call(self._span.stop)
-        else:
-            capture.guard_call(self._span.fail, exc)
+        end_span(self._span, exc)
+
+
+def end_span(span: operations.Operation, exc: BaseException | None) -> None:
+    """End an operation's span as failed by an exception, unless that is a way of leaving."""
+    if exc is None or is_clean(exc):
+        capture.guard_call(span.stop)
+    else:
+        capture.guard_call(span.fail, exc)
 
 
 def _argument_reader(

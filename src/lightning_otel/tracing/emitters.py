@@ -69,21 +69,19 @@ def emit_reward(
             none, or ``match`` has no rollout to look in.
     """
     award = _reward_attributes(reward, score if value is None else value, primary)
-    _check_span_id(span_id)
+    if span_id and not _SPAN_ID.fullmatch(str(span_id)):
+        raise ConfigError(
+            f"span_id={span_id!r:.60} is no span id; write its 16 hex digits, or leave it out"
+        )
     targets = _target_attributes(span_id, response_id, rollout_id, match)
     facts = {**(attributes or {}), **award, **targets}
-    has_target = bool(span_id or response_id or rollout_id)
-    if capture.is_wanted():
-        with _in_rollout(rollout_id):
-            return _emit_span("emit_reward", c.SPAN_ANNOTATION, facts)
-    if match and not has_target:
-        raise ConfigError(f"match={match!r} is looked for in one rollout; name it: rollout_id=…")
-    if not has_target:
+    if not (span_id or response_id or rollout_id or capture.is_wanted()):
+        if match:
+            raise ConfigError(
+                f"match={match!r} is looked for in one rollout; name it: rollout_id=…"
+            )
         return _emit_span("emit_reward", c.SPAN_ANNOTATION, facts)  # which says that none is kept
-    if not config.is_enabled():
-        return None
-    span = _make_instant(facts)
-    return span.span_id if capture.guard_call(_store_span, span) else None
+    return _keep_annotation("emit_reward", _make_instant(facts), rollout_id)
 
 
 def retract_reward(span_id: str, /, *, rollout_id: str | None = None) -> str | None:
@@ -96,13 +94,7 @@ def retract_reward(span_id: str, /, *, rollout_id: str | None = None) -> str | N
     Raises:
         ConfigError: The span id is not 16 hex digits.
     """
-    span = retraction_span(span_id, rollout_id)
-    if capture.is_wanted():
-        with _in_rollout(rollout_id):
-            return _emit_span("retract_reward", c.SPAN_ANNOTATION, span.attributes)
-    if not config.is_enabled():
-        return None
-    return span.span_id if capture.guard_call(_store_span, span) else None
+    return _keep_annotation("retract_reward", retraction_span(span_id, rollout_id), rollout_id)
 
 
 def retraction_span(span_id: str, rollout_id: str | None, received: str | None = None) -> Span:
@@ -130,13 +122,6 @@ def reward_span(
     return _make_instant({**award, **_target_attributes(span_id, response_id, rollout_id)})
 
 
-def _check_span_id(span_id: str | None) -> None:
-    if span_id and not _SPAN_ID.fullmatch(str(span_id)):
-        raise ConfigError(
-            f"span_id={span_id!r:.60} is no span id; write its 16 hex digits, or leave it out"
-        )
-
-
 def _target_attributes(
     span_id: str | None,
     response_id: str | None,
@@ -151,6 +136,15 @@ def _target_attributes(
         facts[f"{c.LINK_PREFIX}.{index}.key_match"] = key
         facts[f"{c.LINK_PREFIX}.{index}.value_match"] = target
     return facts
+
+
+def _keep_annotation(verb: str, span: Span, rollout_id: str | None) -> str | None:
+    """Emit an annotation where something records here, else put it into the default store."""
+    if capture.is_wanted():
+        with _in_rollout(rollout_id):
+            return _emit_span(verb, c.SPAN_ANNOTATION, span.attributes)
+    is_kept = config.is_enabled() and capture.guard_call(_store_span, span)
+    return span.span_id if is_kept else None
 
 
 def _store_span(span: Span) -> bool:

@@ -32,9 +32,7 @@ class Recording:
     Attributes:
         trace_id: The trace of its root span; empty if it has none.
         span_id: Its root span; empty if it has none.
-        task: The rollout's task, if it has one.
         result: The traced function's result; None for a ``with`` block.
-        error: The exception it failed with, if it did.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from lightning_otel.errors import LightningOtelError, warn_once
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.store.layout import working_folder
 from lightning_otel.store.transforms import Transform
-from lightning_otel.tracing.blocks import Lifetime, is_clean
+from lightning_otel.tracing.blocks import Lifetime, end_span, is_clean
 from lightning_otel.tracing.emitters import emit_reward, json_of, silence_warning
 from lightning_otel.tracing.recording import Recording
 from lightning_otel.types import conventions as c
@@ -89,7 +89,8 @@ class Scope(Lifetime[Recording]):
             is_task = outer.has_tasks and has_root and options.get("task") is not None
             stamps, is_part = _make_stamps(options, outer.stamps, is_task=is_task)
             assigner = _find_assigner(store, outside, choice=options.get("apply"), is_part=is_part)
-            sink = self._make_sink(store, is_part=is_part)
+            sink = store.writer()
+            self._lost_before = None if is_part else sink.lost
             provider.ensure_provider()
         except LightningOtelError as exc:
             warn_once(f"nothing is recorded: {exc}")
@@ -119,12 +120,6 @@ class Scope(Lifetime[Recording]):
         capture.open_frame(frame, span_context, root)
         self.context = inside
         self.opened = recording
-
-    def _make_sink(self, store: Store, *, is_part: bool) -> capture.SpanSink:
-        writer = store.writer()
-        if not is_part:
-            self._lost_before = writer.lost
-        return writer
 
     def _tell_begin(self) -> None:
         recording = self.opened
@@ -178,10 +173,7 @@ class Scope(Lifetime[Recording]):
                 log.warning("%s lost: %s refused them", lost_spans, recording.store.name)
         if self._root is None:
             return
-        if exc is None or is_clean(exc):
-            capture.guard_call(self._root.stop)
-        else:
-            capture.guard_call(self._root.fail, exc)
+        end_span(self._root, exc)
         if debugging.is_on and not recording.is_part:
             capture.guard_call(
                 lambda: debugging.log_report(recording.rollout_id, recording.report())

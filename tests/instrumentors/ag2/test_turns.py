@@ -25,7 +25,6 @@ from ag2.config import OpenAIConfig  # noqa: E402  # after the skip
 
 
 def config_of(server: DemoServer, **more: Any) -> Any:
-    """A model of the demo server."""
     return OpenAIConfig("toy", api_key="k", base_url=server.base_url, max_retries=0, **more)
 
 
@@ -46,7 +45,6 @@ def mathematician(server: DemoServer, function: Any = calculator, **more: Any) -
 
 
 def ask(agent: Any, question: str = "What is 17*23?") -> Any:
-    """One turn."""
     return asyncio.run(agent.ask(question))
 
 

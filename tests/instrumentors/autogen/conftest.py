@@ -19,5 +19,4 @@ def server() -> Iterator[DemoServer]:
 
 @pytest.fixture
 def stage(server: DemoServer, store: Store, facts: Any) -> Stage:
-    """Where programs run."""
     return Stage(server, store, facts)

@@ -61,7 +61,6 @@ class Cast:
 
 
 def calls(rng: Any, wanted: Mapping[str, Any]) -> Reply:
-    """A reply that calls these tools at once."""
     made = tuple(
         ToolCall(
             f"call_{rng.getrandbits(64):016x}", name, json.dumps(arguments, separators=(",", ":"))
@@ -81,7 +80,6 @@ class Stage:
         self.recording: Recording | None = None
 
     def client(self, **more: Any) -> Any:
-        """A model client of AutoGen's own."""
         from autogen_ext.models.openai import OpenAIChatCompletionClient
 
         return OpenAIChatCompletionClient(
@@ -94,8 +92,6 @@ class Stage:
         )
 
     def run(self, program: Callable[[Any], Awaitable[Any]]) -> Any:
-        """The result of a program that is given a model client."""
-
         async def main() -> Any:
             client = self.client()
             try:
@@ -106,7 +102,6 @@ class Stage:
         return asyncio.run(main())
 
     def trace(self, program: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Likewise, recorded."""
         with auto_trace(store=self.store) as self.recording:
             return self.run(program)
 
@@ -121,7 +116,6 @@ class Stage:
         ]
 
     def named(self, *names: str) -> list[Span]:
-        """The spans of these names."""
         return [span for span in self.spans if span.name in names]
 
     def path(self, span: Span) -> list[str]:
@@ -134,7 +128,6 @@ class Stage:
         return found[-2::-1]
 
     def calls(self) -> list[Span]:
-        """The spans of model calls."""
         assert self.recording is not None
         return calls_of(self.recording)
 

@@ -53,7 +53,6 @@ class Asker(RoutedAgent):
 
     @message_handler
     async def on_ask(self, message: Ask, ctx: MessageContext) -> Ask:
-        """A model's answer."""
         answer = await self.client.create(
             [
                 SystemMessage(content=f"You are {self.id.type}."),
@@ -69,7 +68,6 @@ class Boss(Asker):
 
     @message_handler
     async def on_ask(self, message: Ask, ctx: MessageContext) -> Ask:
-        """The other's answer, and then a model's."""
         call = FunctionCall(id="c1", name="calculator", arguments='{"expression":"6*7"}')
         await self.send_message(call, AgentId("tools", "default"))
         await self.send_message(message, AgentId("helper", "default"))
@@ -82,7 +80,6 @@ class Talker(Asker):
 
     @message_handler
     async def on_announcement(self, message: Announcement, ctx: MessageContext) -> None:
-        """Pass it on, as often as it may be."""
         await self.on_ask(Ask(message.content), ctx)
         if message.left:
             passed = Announcement(message.content, message.left - 1)
@@ -90,7 +87,6 @@ class Talker(Asker):
 
 
 async def office(client: Any) -> SingleThreadedAgentRuntime:
-    """A runtime with a boss, a helper and a tool."""
     runtime = SingleThreadedAgentRuntime()
     tools: Any = [FunctionTool(calculator, "Work out.")]
     await Boss.register(runtime, "boss", lambda: Boss(client))

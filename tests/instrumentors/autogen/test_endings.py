@@ -31,14 +31,12 @@ def _nothing_said(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 def team_of(client: Any, **more: Any) -> Any:
-    """Two agents in turn."""
     return RoundRobinGroupChat(
         [agent("writer", client, **more), agent("critic", client)], max_turns=2, name="pair"
     )
 
 
 def error_of(span: Span) -> tuple[str, object]:
-    """How a span ended."""
     return span.status, span.attributes.get(c.ERROR_TYPE)
 
 

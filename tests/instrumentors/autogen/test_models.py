@@ -60,14 +60,12 @@ class Own(ChatCompletionClient):
         self._tries = tries
 
     async def create(self, messages: Any, **kwargs: Any) -> CreateResult:
-        """The inner client's last answer, else its own."""
         if self._inner is None:
             return result("own words")
         answers = [await self._inner.create(messages, **kwargs) for _ in range(self._tries)]
         return answers[-1]  # type: ignore[no-any-return]  # a client's
 
     async def create_stream(self, messages: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        """Two pieces, then the whole."""
         if self._inner is not None:
             async for item in self._inner.create_stream(messages, **kwargs):
                 yield item
@@ -80,13 +78,11 @@ class Own(ChatCompletionClient):
         """Nothing is open."""
 
     def actual_usage(self) -> RequestUsage:
-        """None that is counted."""
         return RequestUsage(0, 0)
 
     total_usage = actual_usage
 
     def count_tokens(self, messages: Any, **kwargs: Any) -> int:
-        """None that are counted."""
         return 0
 
     remaining_tokens = count_tokens
@@ -99,7 +95,6 @@ def result(content: Any, **more: Any) -> CreateResult:
 
 
 def messages_of(span: Any, key: str) -> Any:
-    """Messages of a span."""
     return json.loads(span.attributes[key])
 
 

@@ -41,12 +41,10 @@ CALLS: dict[str, dict[str, int]] = {
 
 
 def message(text: str, role: str = "user", **more: Any) -> dict[str, Any]:
-    """One message of text."""
     return {"role": role, "parts": [{"type": "text", "content": text}], **more}
 
 
 def done(name: str) -> str:
-    """Return what an agent of the cast says."""
     return f"{name} says that the work is done"
 
 

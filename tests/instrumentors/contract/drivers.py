@@ -57,6 +57,15 @@ class Driver:
         return asyncio.run(self.ask_async(base_url, model))
 
 
+def count_pieces(stream: Any) -> int:
+    """Read a stream of either kind to its end."""
+
+    async def count() -> int:
+        return len([piece async for piece in stream])
+
+    return asyncio.run(count()) if hasattr(stream, "__aiter__") else len(list(stream))
+
+
 def calculator(expression: str) -> str:
     """Works out a product."""
     left, right = expression.split("*")
@@ -289,7 +298,6 @@ async def _turn_ask_async(base_url: str, model: str) -> str:
 
 
 def _post(base_url: str, model: str, **more: Any) -> Any:
-    """Return address and body of a request of chat completions."""
     return f"{base_url}/chat/completions", {"model": model, "messages": _message(), **more}
 
 

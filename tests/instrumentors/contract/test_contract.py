@@ -23,7 +23,8 @@ from opentelemetry import trace
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.facts import sent
-from tests.instrumentors.contract.drivers import ASKED, DRIVERS, SUM, Driver
+from tests.instrumentors.conftest import broken
+from tests.instrumentors.contract.drivers import ASKED, DRIVERS, SUM, Driver, count_pieces
 from tests.instrumentors.outline import assert_each_call_once, calls_of, named, outline
 
 from lightning_otel import (
@@ -48,13 +49,27 @@ _SIDES = (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES)
 
 @pytest.fixture(params=DRIVERS, ids=lambda driver: driver.name)
 def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    """One library."""
     found: Driver = request.param
     if importlib.util.find_spec(found.needs) is None:
         pytest.skip(f"{found.name} has another environment")
     yield found
     if found.name.startswith(("ag2", "crewai")):  # which leave their clients open
         gc.collect()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _thawed() -> Iterator[None]:
+    """What no collection walked is walked again once these tests are over."""
+    yield
+    gc.collect()
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _frozen(_thawed: None) -> None:
+    """A collection walks what a test makes, and not a million objects of libraries."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -65,12 +80,10 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 def within(outer: str, outline: str) -> str:
-    """The outline of what stands in a span."""
     return "\n  ".join([outer, *outline.splitlines()])
 
 
 def since(server: DemoServer, count: int) -> Any:
-    """The server's log without its first requests."""
     return SimpleNamespace(log=server.log[count:])
 
 
@@ -84,21 +97,14 @@ def outcome(work: Callable[[], object]) -> object:
 
 def drain(driver: Driver, way: str, base_url: str, model: str = "toy") -> int:
     """Read a stream to its end; gives how many pieces there were."""
-    stream = driver.way(way)(base_url, model)
-
-    async def read() -> int:
-        return len([piece async for piece in stream])
-
-    return asyncio.run(read()) if hasattr(stream, "__aiter__") else len(list(stream))
+    return count_pieces(driver.way(way)(base_url, model))
 
 
 def between() -> None:
-    """A span of the program's own."""
     trace.get_tracer("program").start_span("between").end()
 
 
 def leave(stream: Any, how: str) -> None:
-    """Leave a stream after its first piece."""
     next(stream)
     between()
     if how == "raise":
@@ -113,7 +119,6 @@ def leave(stream: Any, how: str) -> None:
 
 
 async def leave_async(stream: Any, how: str) -> None:
-    """Leave an asynchronous stream after its first piece."""
     await anext(stream)
     between()
     if how == "raise":
@@ -483,9 +488,6 @@ def test_fault_of_ours_stays_with_us(
     faults_allowed: None,
 ) -> None:
     """If our operations cannot be begun or ended, the program gets what it gets without us."""
-
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("broken on purpose")
 
     def ask() -> list[object]:
         models = ("toy", "fail-400")

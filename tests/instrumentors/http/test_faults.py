@@ -1,12 +1,10 @@
 """Every function of ours at HTTP clients fails, one at a time: the program gets what it gets."""
 
-import asyncio
-import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.instrumentors.contract.drivers import DRIVERS
+from tests.instrumentors.conftest import broken, list_places
+from tests.instrumentors.contract.drivers import DRIVERS, count_pieces
 
 from lightning_otel import Store, auto_trace, dialects, uninstrument
 from lightning_otel.demo.server import DemoServer
@@ -24,22 +22,7 @@ LEFT = {"read", "read_async", "__del__", "register_dialect", "__getattribute__",
 """What the program's own bytes run through, and what is no call's."""
 CLIENTS = ("httpx", "requests", "aiohttp")
 
-Place = tuple[Any, str]
-
-
-def places() -> Iterator[Place]:
-    """Every function and method of ours that runs for a request."""
-    for owner in (*MODULES, *CLASSES):
-        for name, value in vars(owner).items():
-            is_ours = getattr(value, "__module__", "").startswith("lightning_otel")
-            is_plain = inspect.isfunction(value) or hasattr(value, "cache_clear")
-            if is_ours and is_plain and name not in LEFT:
-                yield owner, name
-
-
-def broken(*args: object, **kwargs: object) -> Any:
-    """Stands in for the function."""
-    raise RuntimeError("broken on purpose")
+PLACES = list_places([*MODULES, *CLASSES], LEFT)
 
 
 def use(server: DemoServer) -> list[object]:
@@ -50,7 +33,7 @@ def use(server: DemoServer) -> list[object]:
             continue
         found.append(driver.ask_somehow(server.base_url))
         stream: Any = (driver.stream or driver.stream_async)(server.base_url, "toy")  # type: ignore[misc]  # one there is
-        found.append(read(stream))
+        found.append(count_pieces(stream))
         try:
             driver.ask_somehow(server.base_url, "fail-400")
         except Exception as exc:  # noqa: BLE001  # each library has its own
@@ -58,23 +41,12 @@ def use(server: DemoServer) -> list[object]:
     return found
 
 
-def read(stream: Any) -> int:
-    """Read a stream; gives how many pieces it had."""
-    if not hasattr(stream, "__aiter__"):
-        return len(list(stream))
-
-    async def walk() -> int:
-        return len([piece async for piece in stream])
-
-    return asyncio.run(walk())
-
-
 @pytest.mark.parametrize(
-    "place", list(places()), ids=lambda place: f"{place[0].__name__.rpartition('.')[2]}.{place[1]}"
+    "place", PLACES, ids=lambda place: f"{place[0].__name__.rpartition('.')[2]}.{place[1]}"
 )
 @pytest.mark.pain(16)
 def test_fault_in_any_function_stays_with_us(
-    place: Place, server: DemoServer, store: Store, faults_allowed: None
+    place: tuple[Any, str], server: DemoServer, store: Store, faults_allowed: None
 ) -> None:
     """With one function of ours broken, every client gives what it gives without us."""
     for module in CLIENTS:

@@ -42,18 +42,15 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def ours(spans: Any) -> list[Span]:
-    """The call spans of ours."""
     return [span for span in spans if span.scope == c.SCOPE and c.REQUEST_MODEL in span.attributes]
 
 
 def said(span: Span) -> str:
-    """What the model said."""
     (message,) = json.loads(span.attributes[c.OUTPUT_MESSAGES])
     return "".join(part["content"] for part in message["parts"])
 
 
 def post(url: str, **more: Any) -> httpx.Response:
-    """Ask a model by hand."""
     return httpx.post(f"{url}/v1/chat/completions", json={**BODY, **more})
 
 
@@ -70,7 +67,8 @@ def test_coded_answer_passes_as_it_is_and_is_read(
     """Raw bytes and decoded ones alike."""
     pytest.importorskip(library)
     headers = {**EVENTS, "content-encoding": coding}
-    wire.answers = [Answer(CODINGS[coding](STREAM), headers=headers)]
+    body = CODINGS[coding](STREAM)
+    wire.answers = [Answer(body, headers=headers)]
     url, given = f"{wire.url}/v1/chat/completions", {**BODY, "stream": True}
 
     def read_raw() -> bytes:
@@ -94,15 +92,10 @@ def test_coded_answer_passes_as_it_is_and_is_read(
         return asyncio.run(read())
 
     with auto_trace(store=store) as recording:
-        assert read_raw() == wire_body(coding)
+        assert read_raw() == body
     (span,) = ours(recording.spans())
     assert said(span) == "hi"
     assert c.ABANDONED not in span.attributes
-
-
-def wire_body(coding: str) -> bytes:
-    """The bytes that the server sent."""
-    return CODINGS[coding](STREAM)
 
 
 def test_what_a_program_answers_itself_is_no_request(store: Store) -> None:
@@ -202,14 +195,12 @@ def make_openai(url: str) -> Any:
 
 
 def make_anthropic(url: str) -> Any:
-    """One question by ``anthropic``."""
     anthropic = pytest.importorskip("anthropic")
     with anthropic.Anthropic(base_url=url, api_key="k", max_retries=3) as client:
         return client.messages.create(max_tokens=9, **BODY).content[0].text
 
 
 def stream_anthropic(url: str) -> Any:
-    """Likewise, streamed."""
     anthropic = pytest.importorskip("anthropic")
     with (
         anthropic.Anthropic(base_url=url, api_key="k", max_retries=3) as client,

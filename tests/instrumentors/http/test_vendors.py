@@ -33,7 +33,6 @@ def ask_anthropic(url: str, sent: list[Any], *, is_stream: bool) -> Any:
 
 
 async def ask_anthropic_async(url: str, sent: list[Any], *, is_stream: bool) -> Any:
-    """Ask in a coroutine."""
     import anthropic
 
     given: Any = {"model": "m", "max_tokens": 9, "messages": sent}
@@ -45,14 +44,12 @@ async def ask_anthropic_async(url: str, sent: list[Any], *, is_stream: bool) -> 
 
 
 def make_genai(url: str, **options: Any) -> Any:
-    """A client of google-genai."""
     from google import genai
 
     return genai.Client(api_key="k", http_options={"base_url": url, **options})
 
 
 def ask_genai(url: str, sent: list[Any], *, is_stream: bool) -> Any:
-    """Ask in this thread."""
     given: Any = {"model": "m", "contents": sent}
     client = make_genai(url)
     if not is_stream:
@@ -94,7 +91,6 @@ WAYS: dict[str, tuple[str, str, Callable[..., Any]]] = {
 
 
 def ask(way: str, url: str, sent: list[Any], *, is_stream: bool) -> Any:
-    """Ask in one of the ways."""
     work = WAYS[way][2](url, sent, is_stream=is_stream)
     return asyncio.run(work) if asyncio.iscoroutine(work) else work
 

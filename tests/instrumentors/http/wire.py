@@ -34,7 +34,6 @@ class Wire:
         self.url = ""
 
     def take(self) -> Answer:
-        """Return the next answer."""
         with self.lock:
             return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
@@ -73,7 +72,6 @@ class _Handler(Handler):
 
 @contextmanager
 def serve() -> Iterator[Wire]:
-    """Run one."""
     wire = Wire()
     with listen(_Handler, wire=wire) as wire.url:
         yield wire

@@ -31,6 +31,11 @@ def chat(server: DemoServer) -> Chat:
     return make
 
 
+async def all_of(stream: Any) -> list[Any]:
+    """Everything an async stream gives."""
+    return [item async for item in stream]
+
+
 def _collect() -> None:
     """Free what nobody holds; LangChain never closes its clients, which Python says aloud."""
     with warnings.catch_warnings():

@@ -25,7 +25,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langchain_openai import OpenAIEmbeddings
 from opentelemetry import trace
-from tests.instrumentors.langchain.conftest import Chat
+from tests.instrumentors.langchain.conftest import Chat, all_of
 from tests.instrumentors.outline import all_named, outline
 
 from lightning_otel import Store, auto_trace
@@ -150,19 +150,13 @@ def whole(span: Span) -> dict[str, Any]:
 
 
 def answer(*parts: Any, **more: Any) -> list[dict[str, Any]]:
-    """What a model said."""
     texts = [{"type": "text", "content": each} if type(each) is str else each for each in parts]
     return [{"role": "assistant", "parts": texts, **more}]
 
 
-async def _all_of(stream: Any) -> list[Any]:
-    return [item async for item in stream]
-
-
 def pieces(model: Any, *, is_async: bool = False) -> None:
-    """A stream read to its end."""
     stream = model.astream(HISTORY) if is_async else model.stream(HISTORY)
-    found = asyncio.run(_all_of(stream)) if is_async else list(stream)
+    found = asyncio.run(all_of(stream)) if is_async else list(stream)
     assert [piece.content for piece in found] == ["we", "ll", ""]
 
 
@@ -264,7 +258,6 @@ SCHEMA: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 def told(prompts: list[str], answers: list[str]) -> dict[str, Any]:
-    """What a completion model's call says."""
     asked = [{"role": "user", "parts": [{"type": "text", "content": each}]} for each in prompts]
     found = [message for each in answers for message in answer(each)]
     return {"text_completion Teller": {c.INPUT_MESSAGES: asked, c.OUTPUT_MESSAGES: found}}
@@ -276,7 +269,7 @@ CASES: dict[str, tuple[Callable[[Chat, DemoServer], object], str, dict[str, dict
     # LangChain answers a stream of a model without one by asking it once.
     "stream": (lambda *_: list(House().stream(HISTORY)), HOUSE, {"chat House": WHOLE}),
     "astream": (
-        lambda *_: asyncio.run(_all_of(House().astream(HISTORY))), HOUSE, {"chat House": WHOLE}
+        lambda *_: asyncio.run(all_of(House().astream(HISTORY))), HOUSE, {"chat House": WHOLE}
     ),
     "pieces": (lambda *_: pieces(Streaming()), STREAM, {"chat Streaming": STREAMED}),
     "pieces of a thread": (

@@ -19,7 +19,7 @@ from langgraph.prebuilt import create_react_agent
 from langgraph.types import Command, Send, interrupt
 from opentelemetry import trace
 from tests.forwarding.test_conventions import violations
-from tests.instrumentors.langchain.conftest import Chat
+from tests.instrumentors.langchain.conftest import Chat, all_of
 from tests.instrumentors.outline import (
     agents_of,
     assert_each_call_once,
@@ -44,7 +44,6 @@ class State(TypedDict, total=False):
 
 
 def graph_of(name: str | None = None, checkpointer: Any = None, /, **nodes: Any) -> Any:
-    """A graph of nodes that follow each other."""
     builder: Any = StateGraph(State)
     last = START
     for node, function in nodes.items():
@@ -55,7 +54,6 @@ def graph_of(name: str | None = None, checkpointer: Any = None, /, **nodes: Any)
 
 
 def asking(chat: Chat, model: str = "toy") -> Callable[[State], State]:
-    """A node that asks a model."""
     return lambda state: {"text": str(chat(model=model).invoke("hello").content)}
 
 
@@ -78,11 +76,6 @@ def calculator_of(chat: Chat, *, is_async: bool = False) -> BaseTool:
                 return str(chat(model="inner").invoke(expression).content)
 
     return calculator
-
-
-async def all_of(stream: Any) -> list[Any]:
-    """Everything an async stream gives."""
-    return [item async for item in stream]
 
 
 RUNS: dict[str, Callable[[Any, Any], Any]] = {
@@ -187,7 +180,6 @@ class Summary(AgentMiddleware):
         self.model = model
 
     def before_agent(self, state: Any, runtime: Any) -> None:
-        """Ask."""
         self.model.invoke("sum it up")
 
 

@@ -12,7 +12,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from pydantic import BaseModel, field_validator
 from tests.facts import sent
-from tests.instrumentors.langchain.conftest import Chat
+from tests.instrumentors.langchain.conftest import Chat, all_of
 from tests.instrumentors.outline import all_named, assert_each_call_once, outline
 
 from lightning_otel import Store, auto_trace
@@ -33,13 +33,7 @@ class Sum(BaseModel):
     words: str
 
 
-async def gathered(stream: Any) -> list[Any]:
-    """All of an async stream."""
-    return [item async for item in stream]
-
-
 def many(chat: Chat) -> list[Any]:
-    """Three questions, as one batch."""
     return chat().batch(["one", "two", "three"], {"max_concurrency": 2})
 
 
@@ -69,13 +63,13 @@ SYNC: dict[str, Callable[[Chat], Any]] = {
 ASYNC: dict[str, Callable[[Chat], Any]] = {
     "ainvoke": lambda chat: chat(temperature=0.25).ainvoke(ASKED),
     "ainvoke, Responses": lambda chat: chat(use_responses_api=True).ainvoke(ASKED),
-    "astream": lambda chat: gathered(chat().astream(ASKED)),
-    "astream with usage": lambda chat: gathered(chat(stream_usage=True).astream(ASKED)),
-    "astream, Responses": lambda chat: gathered(chat(use_responses_api=True).astream(ASKED)),
+    "astream": lambda chat: all_of(chat().astream(ASKED)),
+    "astream with usage": lambda chat: all_of(chat(stream_usage=True).astream(ASKED)),
+    "astream, Responses": lambda chat: all_of(chat(use_responses_api=True).astream(ASKED)),
     "abatch": lambda chat: chat().abatch(["one", "two", "three"]),
     "agenerate": lambda chat: chat().agenerate([QUESTION, QUESTION]),
     "tools": lambda chat: chat().bind_tools([Sum]).ainvoke("What is 17*23?"),
-    "astream_events": lambda chat: gathered(chat().astream_events(ASKED, version="v2")),
+    "astream_events": lambda chat: all_of(chat().astream_events(ASKED, version="v2")),
 }
 
 

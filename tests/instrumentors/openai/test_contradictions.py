@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
-import openai
 import pytest
+from tests.instrumentors.transport import answering
 
 from lightning_otel import Store, auto_trace
 
@@ -19,12 +18,7 @@ def _ask(pieces: list[dict[str, Any]], store: Path) -> list[tuple[str, Any]]:
         for piece in pieces
     ]  # fmt: skip
     text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
-    transport = httpx.MockTransport(
-        lambda _: httpx.Response(200, text=text, headers={"content-type": "text/event-stream"})
-    )
-    client = openai.OpenAI(
-        base_url="http://m.invalid/v1", api_key="k", http_client=httpx.Client(transport=transport)
-    )
+    client = answering(text.encode(), **{"content-type": "text/event-stream"})
     with auto_trace(store=store):
         asked: Any = [{"role": "user", "content": "x"}]
         list(client.chat.completions.create(model="m", messages=asked, stream=True))
@@ -80,10 +74,7 @@ def test_an_unknown_item_keeps_its_own_role(tmp_path: Path) -> None:
         "output": [{"type": "message", "id": "m1", "role": "assistant", "status": "completed",
                     "content": [{"type": "output_text", "text": "done", "annotations": []}]}],
     }  # fmt: skip
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
-    client = openai.OpenAI(
-        base_url="http://m.invalid/v1", api_key="k", http_client=httpx.Client(transport=transport)
-    )
+    client = answering(json.dumps(answer).encode())
     with auto_trace(store=tmp_path / "s.duckdb"):
         client.responses.create(model="m", input=items)
 
@@ -107,10 +98,7 @@ def test_a_stored_prompt_is_what_the_model_was_told(tmp_path: Path) -> None:
         "prompt": prompt, "output": [shell],
         "instructions": [{"type": "message", "role": "user", "content": text}],
     }  # fmt: skip
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
-    client = openai.OpenAI(
-        base_url="http://m.invalid/v1", api_key="k", http_client=httpx.Client(transport=transport)
-    )
+    client = answering(json.dumps(answer).encode())
     store = Store(tmp_path / "s.duckdb")
     with auto_trace(store=store):
         client.responses.create(model="m", prompt=prompt, input="Politely")  # type: ignore[call-overload]

@@ -40,7 +40,6 @@ def failure_of(ask: Callable[[], object]) -> dict[str, Any]:
 
 
 def asking(model: Any, messages: Any = ASKED, **fields: Any) -> Ask:
-    """A call of a model."""
     return lambda c: c.chat.completions.create(model=model, messages=messages, **fields)
 
 

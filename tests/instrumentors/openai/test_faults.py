@@ -2,13 +2,13 @@
 
 import asyncio
 import gc
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
 import pytest
+from tests.instrumentors.conftest import broken, list_places
 from tests.instrumentors.openai.test_surfaces import ASKED, plain, result_of
 from tests.instrumentors.transport import http
 
@@ -51,30 +51,12 @@ BOUND = {"_begin_request", "_note_response"}
 """What the wrapped methods hold since then: broken before it is switched on."""
 
 Place = tuple[Any, str]
-
-
-def places() -> Iterator[Place]:
-    """Every function and method of ours that runs for a call."""
-    for module in MODULES:
-        for name, value in vars(module).items():
-            is_ours = getattr(value, "__module__", "").startswith("lightning_otel")
-            if is_ours and inspect.isfunction(value) and name not in FENCE | HOST | SET_UP:
-                yield module, name
-    for cls in CLASSES:
-        for name, value in vars(cls).items():
-            if inspect.isroutine(value) and name not in FENCE | HOST:
-                yield cls, name
+PLACES = list_places([*MODULES, *CLASSES], FENCE | HOST | SET_UP)
 
 
 def name_of(place: Place) -> str:
-    """The place's name in the test's id."""
     owner, name = place
     return f"{owner.__name__.rpartition('.')[2]}.{name}"
-
-
-def broken(*args: object, **kwargs: object) -> Any:
-    """Stands in for the function."""
-    raise RuntimeError("broken on purpose")
 
 
 NAMES = (
@@ -84,7 +66,6 @@ NAMES = (
 
 
 def failure(work: Callable[[], object]) -> tuple[type, str]:
-    """The exception some work ends in."""
     # openai 2 lets a stream's transport error through as it is.
     with pytest.raises((openai.OpenAIError, http.TransportError)) as caught:
         work()
@@ -133,7 +114,7 @@ def untraced(use_all: Use) -> list[object]:
     return use_all()
 
 
-@pytest.mark.parametrize("place", list(places()), ids=name_of)
+@pytest.mark.parametrize("place", PLACES, ids=name_of)
 @pytest.mark.pain(16)
 def test_fault_in_any_function_stays_with_us(
     place: Place,

@@ -17,13 +17,11 @@ ASKED: Any = [{"role": "user", "content": "hello"}]
 
 
 def ask(client: openai.OpenAI) -> str | None:
-    """One call."""
     answer = client.chat.completions.create(model="toy", messages=ASKED)
     return answer.choices[0].message.content
 
 
 def call_of(exporter: InMemorySpanExporter) -> ReadableSpan:
-    """The one call span exported."""
     (span,) = [found for found in exporter.get_finished_spans() if found.name == "chat toy"]
     return span
 

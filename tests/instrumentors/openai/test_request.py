@@ -21,7 +21,6 @@ ASKED: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "cont
 
 
 def of_azure(base_url: str) -> openai.OpenAI:
-    """An Azure client, of a deployment's own path."""
     endpoint = base_url.removesuffix("/v1")
     return openai.AzureOpenAI(azure_endpoint=endpoint, api_version="1", api_key="k")
 
@@ -204,7 +203,6 @@ def test_request_answered_with_a_compressed_stream_is_read(store: Store, facts: 
 
 
 def ours_alive() -> Counter[str]:
-    """Count the objects of our instrumentors' classes."""
     kinds = map(type, gc.get_objects())
     return Counter(
         kind.__qualname__

@@ -13,6 +13,7 @@ from tests.adapter.forest import said
 from websockets.sync.server import ServerConnection, serve
 
 from lightning_otel import Store, auto_trace
+from lightning_otel.types import conventions as c
 
 pytestmark = pytest.mark.skipif(
     not hasattr(openai.OpenAI(api_key="k").beta, "responses"),
@@ -43,7 +44,6 @@ def _answer(socket: ServerConnection) -> None:
 
 @pytest.fixture
 def urls() -> Iterator[dict[str, str]]:
-    """Addresses of a server on loopback."""
     server = serve(_answer, "127.0.0.1", 0)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -54,14 +54,12 @@ def urls() -> Iterator[dict[str, str]]:
 
 
 def read_answer(connection: Any) -> None:
-    """Read events to the end of an answer."""
     for event in connection:
         if event.type in ("response.completed", "error"):
             return
 
 
 async def ask_async(urls: Any, texts: list[str]) -> None:
-    """Ask as an asynchronous program does."""
     async with openai.AsyncOpenAI(**urls) as client, client.responses.connect() as connection:
         for text in texts:
             await connection.response.create(model="m", input=text)
@@ -71,14 +69,12 @@ async def ask_async(urls: Any, texts: list[str]) -> None:
 
 
 def ask(urls: Any, texts: list[str], *, is_beta: bool = False) -> None:
-    """Ask one after the other."""
     with openai.OpenAI(**urls) as client:
         responses: Any = client.beta.responses if is_beta else client.responses
         ask_within(responses.connect(), texts)
 
 
 def ask_within(connecting: Any, texts: list[str]) -> None:
-    """Ask over one connection."""
     with connecting as connection:
         for text in texts:
             connection.response.create(model="m", input=text)
@@ -101,6 +97,11 @@ def test_each_request_of_a_connection_is_a_call(way: str, urls: Any, tmp_path: P
     ]
     assert [step.finish_reason for step in steps] == ["stop", "stop"]
     assert list(store.report().reasons()) == ["failed: server_error"]
+    port = int(urls["base_url"].rpartition(":")[2].partition("/")[0])
+    calls = [span.attributes for span in store.spans() if span.name == "chat m"]
+    assert {(call[c.SERVER_ADDRESS], call[c.SERVER_PORT]) for call in calls} == {
+        ("127.0.0.1", port)
+    }
 
 
 def test_connection_left_early_abandons_its_call(urls: Any, tmp_path: Path) -> None:

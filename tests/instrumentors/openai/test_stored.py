@@ -15,7 +15,6 @@ from lightning_otel import Store, auto_trace, emit_reward
 
 
 def response(number: int, text: str, **fields: Any) -> dict[str, Any]:
-    """A response of one text."""
     part = {"type": "output_text", "text": text, "annotations": []}
     item = {"type": "message", "id": f"m{number}", "role": "assistant", "status": "completed",
             "content": [part]}  # fmt: skip
@@ -57,7 +56,6 @@ class Keeper:
 
 
 def events_of(made: dict[str, Any]) -> list[dict[str, Any]]:
-    """The last events of a stream."""
     delta = {"type": "response.output_text.delta", "output_index": 0, "content_index": 0,
              "item_id": "m", "delta": "ans", "logprobs": [], "sequence_number": 1}  # fmt: skip
     return [delta, {"type": "response.completed", "response": made, "sequence_number": 2}]
@@ -65,7 +63,6 @@ def events_of(made: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def client() -> Iterator[openai.OpenAI]:
-    """A client of such a server."""
     with (
         serving(Keeper()) as base_url,
         openai.OpenAI(base_url=base_url, api_key="k", max_retries=0) as opened,
@@ -74,25 +71,21 @@ def client() -> Iterator[openai.OpenAI]:
 
 
 def told(step: Any) -> list[tuple[str, Any]]:
-    """The roles and texts of what a step saw."""
     return [(item["role"], text_of([item])) for item in step.observation]
 
 
 def poll(client: openai.OpenAI, made: Any) -> Any:
-    """The response as it is over."""
     while made.status in ("queued", "in_progress"):
         made = client.responses.retrieve(made.id)
     return made
 
 
 def resume(client: openai.OpenAI, made: Any) -> Any:
-    """The response at the end of the rest of its stream."""
     events = list(client.responses.retrieve(made.id, stream=True, starting_after=1))
     return events[-1].response  # type: ignore[union-attr]
 
 
 def take_raw(client: openai.OpenAI, made: Any) -> Any:
-    """The response, of the bytes of HTTP."""
     client.responses.retrieve(made.id)
     raw = client.responses.with_raw_response.retrieve(made.id)
     return raw.parse()

@@ -15,6 +15,7 @@ from typing import Any
 import openai
 import pytest
 from opentelemetry import trace
+from tests.instrumentors.conftest import broken
 from tests.instrumentors.openai.test_surfaces import (
     ASKED,
     HISTORY,
@@ -65,20 +66,16 @@ class Scene:
     client: openai.OpenAI
 
     def publish(self, name: str, body: Any, **options: Any) -> None:
-        """Publish a version."""
         self.resources.publish(name, body, **options)
 
     def applied(self, **options: Any) -> Traced:
-        """A recording whose requests are made with what is live."""
         return auto_trace(store=self.store, apply=True, **options)
 
     def ask(self, **fields: Any) -> Any:
-        """One call of the chat API."""
         return self.client.chat.completions.create(**{"model": "toy", "messages": ASKED, **fields})
 
     @property
     def prompts(self) -> list[str | None]:
-        """The system prompt of each request."""
         return [prompt_of(exchange) for exchange in self.server.log]
 
 
@@ -89,7 +86,6 @@ def scene(store: Store, server: DemoServer, client: openai.OpenAI) -> Scene:
 
 
 def versions(recording: Recording) -> list[str | None]:
-    """What each step of a recording says it was made with."""
     return [step.resource_version for path in recording.trajectories() for step in path.transitions]
 
 
@@ -172,12 +168,10 @@ def test_agents_objects_stay_as_they_are(scene: Scene) -> None:
 
 
 def user(content: str) -> dict[str, str]:
-    """A question."""
     return {"role": "user", "content": content}
 
 
 def system(content: str) -> dict[str, str]:
-    """A system message."""
     return {"role": "system", "content": content}
 
 
@@ -455,9 +449,6 @@ def test_every_fault_of_ours_sends_the_agents_own_request(
         "note_change", "resource_of", "standings_of",  # what was read before is kept
     }  # fmt: skip
 
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("broken on purpose")
-
     for owner, name in places:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(owner, name, broken)
@@ -494,12 +485,10 @@ class Hanging:
         self.end = threading.Event()
 
     def standings(self) -> Any:
-        """Nothing, after a long while."""
         self.end.wait(30)
         return {}
 
     def get(self, name: str, version: int | str) -> Any:
-        """Is never asked."""
         raise AssertionError
 
 
@@ -526,14 +515,12 @@ class Locked:
         self.tries = 0
 
     def standings(self) -> Any:
-        """Nothing is live."""
         self.tries += 1
         if self.tries == 1:
             raise StoreError("the database is locked")
         return {}
 
     def get(self, name: str, version: int | str) -> Any:
-        """The version, in a word."""
         return f"{name}@{version}"
 
 

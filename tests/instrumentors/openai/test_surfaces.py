@@ -78,22 +78,18 @@ def plain(value: object) -> object:
 
 
 def seen(value: Any) -> list[object]:
-    """A result's type, beside what it says."""
     return [type(value).__qualname__, plain(value)]
 
 
 async def waited(value: Any) -> Any:
-    """A value, awaited where it has to be."""
     return await value if inspect.isawaitable(value) else value
 
 
 async def items(stream: Any) -> list[Any]:
-    """All that a stream gives, of either kind."""
     return [item async for item in stream] if hasattr(stream, "__aiter__") else list(stream)
 
 
 async def opened(stack: AsyncExitStack, manager: Any) -> Any:
-    """What a block of either kind gives."""
     is_async = hasattr(manager, "__aenter__")
     return await stack.enter_async_context(manager) if is_async else stack.enter_context(manager)
 
@@ -195,7 +191,6 @@ JSON_SURFACES = [
 
 
 async def result_of(client: Any, name: str) -> list[object]:
-    """What a surface gives a program, and of which types."""
     path, way, given = SURFACES[name]
     method = attrgetter(path)(client)
     options = {"model": "toy", **given}
@@ -233,8 +228,6 @@ def sent(exchange: Exchange) -> dict[str, Any]:
 
 
 def asked_of(name: str, server: DemoServer, *, is_async: bool = False) -> object:
-    """What a surface of either client gives a program."""
-
     async def ask() -> object:
         kind: Any = openai.AsyncOpenAI if is_async else openai.OpenAI
         async with AsyncExitStack() as stack:

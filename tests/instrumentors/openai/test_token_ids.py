@@ -34,12 +34,10 @@ def _nobody_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def asked_in(store: Store) -> Any:
-    """A recording whose requests ask for ids."""
     return auto_trace(store=store, enable_retokenization_fix=True)
 
 
 def ask(client: openai.OpenAI, **fields: Any) -> Any:
-    """One call of the chat API."""
     return client.chat.completions.create(**{"model": "toy", "messages": ASKED, **fields})
 
 
@@ -191,7 +189,6 @@ def test_completions_are_asked_in_their_own_way(
 
 
 def asks(server: DemoServer) -> list[bool]:
-    """Which requests asked for ids."""
     return ["return_token_ids" in (exchange.request or {}) for exchange in server.log]
 
 

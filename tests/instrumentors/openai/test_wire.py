@@ -109,7 +109,6 @@ def test_nonsense_is_read_as_far_as_it_makes_sense(path: str, data: st.DataObjec
 
 
 def usage(*names: str) -> Any:
-    """Counts under these names."""
     given, made, given_details, made_details = names
     return {"usage": {
         given: 1, made: 2, given_details: {"cached_tokens": 3},
@@ -176,12 +175,10 @@ def test_attributes_have_the_names_and_types_of_the_conventions(
 
 
 def text(content: str) -> dict[str, str]:
-    """A part of text."""
     return {"type": "text", "content": content}
 
 
 def blob(modality: str, mime_type: str) -> dict[str, str]:
-    """A part of data."""
     return {"type": "blob", "modality": modality, "mime_type": mime_type, "content": "AAAA"}
 
 
@@ -251,7 +248,6 @@ def test_requests_become_messages(path: str, request_body: Any, expected: Any) -
 
 
 def named(name: str) -> dict[str, Any]:
-    """A choice whose message has a field of this name."""
     return {"message": {"role": "assistant", "content": "b", name: "a"}}
 
 
@@ -271,7 +267,6 @@ def test_answers_become_messages(choice: Any, parts: list[Any]) -> None:
 
 
 def piece(place: Any, **call: Any) -> dict[str, Any]:
-    """A chunk that carries one piece of a tool call."""
     return {"choices": [{"index": 0, "delta": {"tool_calls": [{**place, **call}]}}]}
 
 
@@ -374,7 +369,6 @@ def test_pieces_of_an_answer_that_failed_are_kept_under_their_kinds() -> None:
 
 
 def logprobs(*tokens: Any) -> dict[str, Any]:
-    """What a choice says of these tokens."""
     return {"logprobs": {"content": [{"token": token, "logprob": -0.5} for token in tokens]}}
 
 

@@ -63,7 +63,6 @@ def client_of(base_url: str) -> openai.AsyncOpenAI:
 
 
 async def run_streamed(agent: Any, asked: Any, **options: Any) -> Any:
-    """Run an agent as a stream."""
     result = agents.Runner.run_streamed(agent, asked, **options)
     async for _ in result.stream_events():
         pass
@@ -89,5 +88,4 @@ def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 def spans_of(recording: Recording, prefix: str) -> list[Span]:
-    """The recording's spans whose name begins like this."""
     return [span for span in recording.spans() if span.name.startswith(prefix)]

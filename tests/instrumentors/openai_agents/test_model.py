@@ -28,7 +28,6 @@ def add(a: int, b: int) -> int:
 
 
 def said(span: Span, key: str = c.OUTPUT_MESSAGES) -> Any:
-    """Messages of a call."""
     return json.loads(span.attributes[key])
 
 
@@ -49,7 +48,6 @@ ASKS = agents.testing.model.function_call
 
 
 async def ask(agent: Any, asked: str, *, is_stream: bool) -> Any:
-    """What the agent says."""
     run = run_streamed if is_stream else agents.Runner.run
     return (await run(agent, asked)).final_output
 
@@ -128,13 +126,11 @@ class Handing(agents.Model):  # type: ignore[misc]  # of a module imported if it
         self.others = others
 
     async def get_response(self, *args: Any, **kwargs: Any) -> Any:
-        """The last one's."""
         for other in self.others:
             response = await other.get_response(*args, **kwargs)
         return response
 
     async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """The last one's."""
         for other in self.others[:-1]:
             async for _ in other.stream_response(*args, **kwargs):
                 pass
@@ -146,7 +142,6 @@ class Racing(Handing):
     """Asks all at once and gives the first one's answer."""
 
     async def get_response(self, *args: Any, **kwargs: Any) -> Any:
-        """The first one's."""
         asked = [other.get_response(*args, **kwargs) for other in self.others]
         return (await asyncio.gather(*asked))[0]
 
@@ -180,12 +175,10 @@ class Delegating(agents.Model):  # type: ignore[misc]  # as above
         self.agent = agent
 
     async def get_response(self, *args: Any, **kwargs: Any) -> Any:
-        """The agent's."""
         said = await ask(self.agent, "inside", is_stream=False)
         return agents.ModelResponse(output=[TEXT(said)], usage=agents.Usage(), response_id=None)
 
     def stream_response(self, *args: Any, **kwargs: Any) -> Any:
-        """Nothing."""
         raise NotImplementedError
 
 
@@ -212,7 +205,6 @@ class Thinking(agents.Model):  # type: ignore[misc]  # as above
     model = "thinker"
 
     async def get_response(self, *args: Any, **kwargs: Any) -> Any:
-        """An echo."""
         with trace.get_tracer("the program").start_as_current_span("by hand"):
             await asyncio.sleep(0)
         with lightning_otel.operation("marked"):
@@ -220,7 +212,6 @@ class Thinking(agents.Model):  # type: ignore[misc]  # as above
         return agents.ModelResponse(output=[TEXT("yes")], usage=agents.Usage(), response_id=None)
 
     async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """Two events."""
         for _ in range(2):
             with lightning_otel.operation("marked"):
                 await asyncio.sleep(0)
@@ -310,7 +301,6 @@ def test_sdk_models_defined_later_are_watched(store: Store) -> None:
         """A model of the program's own."""
 
         async def get_response(self, *args: Any, **kwargs: Any) -> Any:
-            """As its base class does."""
             return await super().get_response(*args, **kwargs)
 
     with auto_trace(store=store) as recording:

@@ -51,7 +51,6 @@ add, double, burst = (
 
 
 def agent_of(model: Any, name: str = "math", **more: Any) -> Any:
-    """An agent that uses tools."""
     return agents.Agent(name=name, instructions="Use tools.", model=model, **more)
 
 
@@ -384,15 +383,12 @@ class LazySession:
 
     @property
     def session_id(self) -> str:
-        """Fail."""
         raise ValueError("not yet available")
 
     async def get_items(self, limit: int | None = None) -> list[Any]:
-        """Return all."""
         return list(self.items)
 
     async def add_items(self, items: list[Any]) -> None:
-        """Keep some."""
         self.items += items
 
 

@@ -31,6 +31,7 @@ from lightning_otel.instrumentors.http.changes import (
 from lightning_otel.instrumentors.model_requests import (
     ModelRequest,
     open_request,
+    server_attributes,
     session_of,
     within_session,
 )
@@ -104,9 +105,7 @@ class SdkCall(Run):
 class HttpRequest(ModelRequest):
     """A request to a model that nobody above the HTTP client records.
 
-    Attributes:
-        latest: The attempt at it that counts.
-        changes: What is sent otherwise than the program wrote it.
+    Of its attempts only the ``latest`` counts.
     """
 
     latest: "Exchange | None" = None
@@ -144,9 +143,7 @@ class HttpRequest(ModelRequest):
 class Exchange(Run):
     """One HTTP request and its answer: an attempt at a request to a model.
 
-    Attributes:
-        fallback: Arguments to send where the server refuses to be asked for token ids.
-        refusing: The server that did.
+    Where the server refuses to be asked for token ids, it is sent the ``fallback``.
     """
 
     fallback: tuple[Any, Any] | None = None
@@ -286,7 +283,7 @@ def note_unknown(library: str, url: str) -> None:
         return
     parts = urlsplit(url)
     address = f"{parts.netloc.rpartition('@')[2]}{parts.path}"
-    place = f"{config.STORE.read()}.d/unrecorded-{config.inherited_trace_parent()}"
+    place = f"{config.STORE.read()}.d/unrecorded-{config.TRACE_PARENT.read()}"
     with contextlib.suppress(OSError), open(place, "ab") as file:
         file.write(f"{library}\t\t{address}\n".encode())
 
@@ -305,13 +302,9 @@ def _start_request(endpoint: Dialect, sent: Sent, context: Context) -> HttpReque
         attributes[c.CONVERSATION_ID] = session_id
     if isinstance(agent_id := sent.headers.get(_AGENT), str):
         attributes[c.AGENT_ID] = agent_id
-    parts = urlsplit(config.upstream_of(url))
-    host = parts.hostname or ""
-    attributes[c.PROVIDER] = endpoint.provider or _provider_at(host)
-    if host:
-        attributes[c.SERVER_ADDRESS] = host
-    if parts.port is not None:
-        attributes[c.SERVER_PORT] = parts.port
+    server = server_attributes(url)
+    host = str(server.get(c.SERVER_ADDRESS, ""))
+    attributes |= {c.PROVIDER: endpoint.provider or _provider_at(host), **server}
     is_stream = endpoint.is_stream(body or {}, url)
     request = HttpRequest(
         endpoint, body, url, context, attributes, is_stream=is_stream, start_ns=sent.start_ns

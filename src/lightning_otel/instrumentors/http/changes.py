@@ -25,7 +25,6 @@ class Changes(NamedTuple):
     Attributes:
         url: The whole address of another server; None for the program's own.
         stamp: The versions that it is made with, as spans say it.
-        wanted: Fields that ask for token ids.
     """
 
     fields: Mapping[str, Any]

@@ -27,10 +27,9 @@ class Run:
     """One open run of LangChain's.
 
     Attributes:
-        operation: Its own span; None if it has none, and its parent's counts.
+        operation: Its own span; None if its parent's counts.
         graph: The operation it is as a graph, such as ``invoke_agent``; None if it is no graph.
         agent: The agent's name that LangChain gives to everything within this run.
-        integration: LangChain's name of what made the run.
         call: The streamed call of a model, whose end LangChain reports by its run.
         is_first: Whether no node of it has begun.
         is_guessed: Whether it was taken for an agent by the name of its first node.

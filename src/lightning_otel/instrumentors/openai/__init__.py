@@ -135,11 +135,7 @@ def _note_response(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
 
 
 class ClientRequest(ModelRequest):
-    """One request of an ``openai`` client.
-
-    Attributes:
-        fallback: Arguments to send where the server refuses the added fields.
-    """
+    """One request of an ``openai`` client, and the ``fallback`` where added fields are refused."""
 
     fallback: tuple[Any, Any] | None = None
 

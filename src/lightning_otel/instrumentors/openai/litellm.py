@@ -7,7 +7,6 @@ endpoints and bodies, on an ``httpx`` response. Requests in other formats pass u
 from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 from opentelemetry import context as otel_context
@@ -55,10 +54,8 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ClientRe
     body = orjson.loads(data) if isinstance(data, str | bytes) else data or arguments.get("json")
     if not isinstance(body, dict):
         return None
-    parts = urlsplit(url)
     # As the reader of the ``openai`` client's requests knows them: client and options in one.
-    address = SimpleNamespace(host=parts.hostname or "", port=parts.port)
-    sent = SimpleNamespace(url=url, json_data=body, base_url=address, extra_json=None)
+    sent = SimpleNamespace(url=url, json_data=body, base_url="", extra_json=None)
     context = otel_context.get_current()
     request = _Call(sent, sent, endpoint, context, is_stream=endpoint.is_stream(body, url))
     provider = getattr(arguments.get("logging_obj"), "custom_llm_provider", None)

@@ -3,26 +3,20 @@
 import copy
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 from lightning_otel import capture
 from lightning_otel.dialects import Dialect
 from lightning_otel.errors import ConfigError
+from lightning_otel.instrumentors.openai.stored import is_azure
 from lightning_otel.instrumentors.substitution import requests as substitution
-
-
-class Substituted(NamedTuple):
-    """A request's options with the ``stamp`` of its versions, as spans say it."""
-
-    options: Any
-    stamp: str
 
 
 def substitute_resources(
     assigner: capture.ResourceAssigner, client: Any, options: Any, dialect: Dialect
-) -> Substituted | None:
-    """Return a copy of the options with the resources; None where there are none."""
+) -> tuple[Any, str] | None:
+    """Return a copy of the options with the resources, and the stamp of their versions."""
     if options.files or not isinstance(options.json_data, Mapping):
         return None
     body = {**options.json_data, **(options.extra_json or {})}
@@ -42,14 +36,12 @@ def substitute_resources(
         # What stands there goes before the rest of the body.
         extra = options.extra_json
         variant.extra_json = {name: changes.get(name, extra[name]) for name in extra}
-    return Substituted(variant, replacement.stamp)
+    return variant, replacement.stamp
 
 
 def _change_server(options: Any, client: Any, base_url: str) -> None:
     url = str(options.url)
-    if urlsplit(url).netloc or any(
-        cls.__name__ == "BaseAzureClient" for cls in type(client).__mro__
-    ):
+    if urlsplit(url).netloc or is_azure(type(client)):  # type: ignore[arg-type]  # a class has a hash
         raise ConfigError("its client writes whole addresses; leave base_url out of the endpoint")
     options.url = f"{base_url.rstrip('/')}/{url.lstrip('/')}"
     if substitution.origin_of(base_url) == substitution.origin_of(str(client.base_url)):

@@ -36,9 +36,9 @@ def patch_connections(instrumentor: LibraryInstrumentor, *connections: type) -> 
 class _Call(ClientRequest):
     def __init__(self, connection: Any, body: Mapping[str, Any]) -> None:
         uri = capture.read_attribute(connection._connection.protocol, "uri")
-        client = SimpleNamespace(
-            base_url=SimpleNamespace(host=getattr(uri, "host", ""), port=getattr(uri, "port", None))
-        )
+        host = getattr(uri, "host", "")
+        server = f"//[{host}]:{uri.port}" if ":" in host else f"//{host}:{uri.port}" if host else ""
+        client = SimpleNamespace(base_url=server)
         options = SimpleNamespace(json_data=body, extra_json=None, url="/responses")
         super().__init__(client, options, _DIALECT, otel_context.get_current(), is_stream=True)
         self._events: list[bytes] = []

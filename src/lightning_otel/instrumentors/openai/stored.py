@@ -4,15 +4,15 @@ import time
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
-from urllib.parse import urlsplit
 
 from opentelemetry.trace import SpanKind
 
-from lightning_otel import capture, config
+from lightning_otel import capture
 from lightning_otel.capture import operations
 from lightning_otel.dialects.dialect import Attributes, Json
 from lightning_otel.dialects.stored import StoredResponse
 from lightning_otel.instrumentors.body import ResponseRecorder
+from lightning_otel.instrumentors.model_requests import server_attributes
 from lightning_otel.instrumentors.wrappers import Run
 from lightning_otel.types import conventions as c
 
@@ -65,13 +65,8 @@ def body_of(options: Any) -> Json:
 def server_of(client: Any, sent_to: str) -> Attributes:
     """Return provider and address of the server that a request goes to."""
     url = sent_to if "://" in sent_to else str(client.base_url)
-    parts = urlsplit(config.upstream_of(url))
-    host, port = parts.hostname or "", parts.port
     provider = "azure.ai.openai" if is_azure(type(client)) else "openai"  # type: ignore[arg-type]  # a class has a hash
-    attributes: Attributes = {c.PROVIDER: provider, c.SERVER_ADDRESS: host}
-    if port is not None:
-        attributes[c.SERVER_PORT] = port
-    return attributes
+    return {c.PROVIDER: provider, **server_attributes(url)}
 
 
 @lru_cache(64)

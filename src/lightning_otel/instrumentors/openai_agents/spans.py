@@ -34,8 +34,7 @@ class Node:
     """A span or trace of the SDK that is under way.
 
     Attributes:
-        kind: The kind of a span.
-        operation: Its operation; None if it is passed over, and once it is over.
+        operation: None if it is passed over, and once it is over.
         deferred: Begins the operation once something stands in it.
         error: An error the SDK noted on a span that keeps none.
         attached: Its context, current until its end if that comes where its start came.

@@ -29,7 +29,7 @@ def enter_process() -> str | None:
 
 def inherited_parent() -> Context | None:
     """Return the span that a parent process names in the environment, as a context."""
-    carrier = {"traceparent": config.inherited_trace_parent()}
+    carrier = {"traceparent": config.TRACE_PARENT.read()}
     read = TraceContextTextMapPropagator().extract(carrier, Context())
     parent = trace.get_current_span(read).get_span_context()
     if not parent.is_valid:
