@@ -180,10 +180,6 @@ def list_predecessors(layout: Layout, manifest: Manifest) -> list[DataFile]:
     return [file for file in dropped if is_own_file(layout.data / file.name)]
 
 
-def _count_spans(path: Path) -> int:
-    return len({record.get("span_id") for record in read_records(path)} - {None})
-
-
 def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
     """Move data files into quarantine; what segments still hold of their spans counts from there.
 
@@ -198,8 +194,9 @@ def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
     for segment in manifest.segments:
         if segment.name in present and segment.file in damaged:
             # Of a copy that began while it was written only a part may be there.
-            spans = _count_spans(layout.live / segment.name)
-            in_segments[segment.file] += min(segment.rows, spans)
+            records = read_records(layout.live / segment.name)
+            spans = {record.get("span_id") for record in records} - {None}
+            in_segments[segment.file] += min(segment.rows, len(spans))
     predecessors = {file.name: file for file in list_predecessors(layout, manifest)}
     for file in predecessors.values():
         in_files[file.successor] += file.rows
@@ -243,10 +240,9 @@ def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
     )
 
 
-def quarantine_link(layout: Layout, path: Path, why: str) -> None:
-    """Move away what stands in a segment's place and is none; a link is moved, not followed."""
-    now = now_us()
-    write_note(layout, Note(path.name, "segment", why, now, resolved_us=now))
+def put_aside(layout: Layout, path: Path, note: Note) -> None:
+    """Move a file into quarantine, with its note; a link is moved, not followed."""
+    write_note(layout, note)
     os.replace(path, layout.quarantine / path.name)
 
 

@@ -52,9 +52,8 @@ def measure_leftover(layout: Layout, *, is_removed: bool = False) -> Leftover:
 
 def count_unknown_parts(layout: Layout) -> int:
     """Count the damaged parts in quarantine, which may hold any text of the store."""
-    notes = read_notes(layout) if layout.quarantine.exists() else []
-    paths = (layout.quarantine / note.name for note in notes if note.noun != "manifest")
-    return sum(path.exists() for path in paths)
+    notes = [note for note in read_notes(layout) if note.noun != "manifest"]
+    return sum((layout.quarantine / note.name).exists() for note in notes)
 
 
 def list_open_segments(layout: Layout) -> list[Path]:
