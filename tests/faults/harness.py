@@ -75,11 +75,11 @@ def trials(full: int, few: int) -> int:
 class Host:
     """A program with a store and acknowledgements of its own."""
 
-    def __init__(self, folder: Path, program: str) -> None:
-        """Write the program; nothing is run yet."""
+    def __init__(self, folder: Path, *parts: str) -> None:
+        """Write the program, part after part; nothing is run yet."""
         self.folder = folder
         self.path = folder / "host.py"
-        self.path.write_text(PRELUDE + textwrap.dedent(program))
+        self.path.write_text(PRELUDE + "".join(map(textwrap.dedent, parts)))
         self.store = Store(folder / "store" / "traces.duckdb")
         self._acks = folder / "acks"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.faults.harness import IS_FULL, Host, Outcome, note, trials
+from tests.processes.conftest import WAYS
 
 from lightning_otel import Store
 from lightning_otel.types import Span
@@ -32,8 +33,8 @@ def test_disk_full_in_the_middle_of_a_record_loses_nothing(tmp_path: Path) -> No
     """L9: of a record only a part fits; with room again all later ones are there."""
     host = Host(
         tmp_path,
-        STORE
-        + """
+        STORE,
+        """
         for number in range(int(sys.argv[1])):
             end("before", 2000)
             soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -44,7 +45,7 @@ def test_disk_full_in_the_middle_of_a_record_loses_nothing(tmp_path: Path) -> No
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             end("after", 2000)
         print("done")
-        """.replace("\n        ", "\n"),
+        """,
     )
     times = trials(50, 5)
 
@@ -55,8 +56,8 @@ def test_disk_full_for_too_long_loses_a_counted_number(tmp_path: Path) -> None:
     """L9: beyond 8 MiB spans are lost, and their number is in the store to the span."""
     host = Host(
         tmp_path,
-        STORE
-        + """
+        STORE,
+        """
         end("before")
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         size = max([os.path.getsize(path) for path in segments()], default=10_000)
@@ -66,7 +67,7 @@ def test_disk_full_for_too_long_loses_a_counted_number(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         end("after", 2000)
         print("done")
-        """.replace("\n        ", "\n"),
+        """,
     )
 
     done = host.run()
@@ -84,8 +85,8 @@ def test_disk_full_to_the_end_says_what_is_lost(tmp_path: Path) -> None:
     """L9: what waits in memory dies with the process; its number is said, and in the store."""
     host = Host(
         tmp_path,
-        STORE
-        + """
+        STORE,
+        """
         for _ in range(100):
             end("before")
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -93,7 +94,7 @@ def test_disk_full_to_the_end_says_what_is_lost(tmp_path: Path) -> None:
         for _ in range(500):
             end("full", 2000)
         print("done")
-        """.replace("\n        ", "\n"),
+        """,
     )
 
     done = host.run()
@@ -224,8 +225,8 @@ def test_store_that_is_removed_is_made_again(tmp_path: Path) -> None:
     """L11: what stood in the removed segment is counted, what comes later is stored."""
     host = Host(
         tmp_path,
-        STORE
-        + """
+        STORE,
+        """
         for _ in range(int(sys.argv[1])):
             for _ in range(7):
                 end("before")
@@ -233,7 +234,7 @@ def test_store_that_is_removed_is_made_again(tmp_path: Path) -> None:
             for _ in range(5):
                 end("after")
         print("done")
-        """.replace("\n        ", "\n"),
+        """,
     )
     times = trials(50, 3)
 
@@ -247,8 +248,8 @@ def test_store_that_may_not_be_written_loses_nothing(tmp_path: Path) -> None:
     """L11: spans wait for the permission."""
     host = Host(
         tmp_path,
-        STORE
-        + """
+        STORE,
+        """
         def allow(is_allowed):
             for folder in (store + "/new", store + "/live"):
                 if os.path.isdir(folder):
@@ -263,7 +264,7 @@ def test_store_that_may_not_be_written_loses_nothing(tmp_path: Path) -> None:
         allow(True)
         end("after")
         print("done")
-        """.replace("\n        ", "\n"),
+        """,
     )
 
     host.check(warnings=1, row="L11")
@@ -352,30 +353,19 @@ os.write = slow
 
 A patch of ``os.write``: no disk at hand is slow on command.
 """
-RECORDED = "import runpy, sys, lightning_otel\nwith lightning_otel.auto_trace():\n    "
-DOORS = {
-    "auto_trace": ["-c", RECORDED + "runpy.run_path(sys.argv[1], run_name='__main__')"],
-    "run": ["-m", "lightning_otel", "run", "--", sys.executable],
-    "opentelemetry-instrument": [
-        str(Path(sys.executable).with_name("opentelemetry-instrument")),
-        "--traces_exporter",
-        "duckdb",
-        sys.executable,
-    ],
-}
 
 
 @pytest.mark.parametrize("write_s", [0.025, 0.1, 0.4])
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", WAYS)
 def test_program_on_a_slow_disk_ends_with_a_write_a_span(
     tmp_path: Path, door: str, write_s: float
 ) -> None:
     """L12: below a second no span waits in memory, and starts ride with the next end."""
     host = Host(
         tmp_path,
+        SLOW,
         f"""
         slow_s = lambda number: {write_s}
-        {SLOW.replace(chr(10), chr(10) + " " * 8)}
         for _ in range(20):
             end("work")
         print(writes)
@@ -384,7 +374,7 @@ def test_program_on_a_slow_disk_ends_with_a_write_a_span(
 
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, *DOORS[door], str(host.path)],
+        [*WAYS[door], str(host.path)],
         env={**host.environment(is_recorded=False), "LIGHTNING_OTEL_STORE": host.store.name}
         | {"LIGHTNING_OTEL": "1"},
         capture_output=True, text=True, timeout=50, check=False, cwd=tmp_path,
@@ -403,10 +393,10 @@ def test_disk_that_hangs_at_every_write_holds_the_thread_inside_alone(tmp_path: 
     """L12: the others stand still for a second in all, and the end of the program asks no more."""
     host = Host(
         tmp_path,
-        f"""
+        SLOW,
+        """
         until = time.monotonic() + 6
         slow_s = lambda number: 15.0
-        {SLOW.replace(chr(10), chr(10) + " " * 8)}
         stalls = []
         def work():
             stall_s = 0.0
@@ -458,11 +448,11 @@ def test_spans_that_wait_for_a_hanging_disk(
     """L12: the next span writes them once the disk has rested; on the way out it is not asked."""
     host = Host(
         tmp_path,
+        SLOW,
         f"""
         from opentelemetry.sdk.trace import TracerProvider
         trace.set_tracer_provider(TracerProvider())  # ours is not shown to the program
         slow_s = lambda number: 1.3 if number == 3 else 0
-        {SLOW.replace(chr(10), chr(10) + " " * 8)}
         end("before")
         for _ in range(21):
             end("waits")
@@ -512,7 +502,8 @@ def test_processors_that_a_crowd_wants_are_no_slow_disk(tmp_path: Path) -> None:
     """L12: among many busy processes a long write is not the disk's, whose threads wait as well."""
     host = Host(
         tmp_path,
-        f"""
+        SLOW,
+        """
         import subprocess
         crowd = [
             subprocess.Popen(["nice", "-n", "19", "sh", "-c", "while :; do :; done"])
@@ -521,7 +512,6 @@ def test_processors_that_a_crowd_wants_are_no_slow_disk(tmp_path: Path) -> None:
         try:
             time.sleep(1)
             slow_s = lambda number: 1.3 if number == 3 else 0
-            {SLOW.replace(chr(10), chr(10) + " " * 12)}
             for _ in range(22):
                 end("work")
         finally:

@@ -25,11 +25,6 @@ def keep(value):
 """
 
 
-def program(text: str) -> str:
-    """A host program that keeps values, its text flush left."""
-    return KEEP + text.replace("\n        ", "\n")
-
-
 def values(host: Host) -> list[object]:
     """What became of each value, in order."""
     return [span.attributes["v"] for span in host.store.spans() if span.name == "kept"]
@@ -70,8 +65,8 @@ def test_numbers_and_scalars_of_any_kind_are_stored(tmp_path: Path) -> None:
     pytest.importorskip("numpy")
     host = Host(
         tmp_path,
-        program(
-            """
+        KEEP,
+        """
         import datetime, decimal, numpy
         for value in (
             2**80, -(2**63) - 1, float("nan"), float("inf"), float("-inf"), -0.0,
@@ -79,8 +74,7 @@ def test_numbers_and_scalars_of_any_kind_are_stored(tmp_path: Path) -> None:
             numpy.int64(7), numpy.array([1, 2]),
         ):
             keep(value)
-        """
-        ),
+        """,
     )
 
     host.check(row="V3")
@@ -155,8 +149,8 @@ def test_shapes_of_any_kind_become_placeholders(tmp_path: Path) -> None:
     """V6: what contains itself, is nested two thousand deep or ten megabytes of bytes."""
     host = Host(
         tmp_path,
-        program(
-            """
+        KEEP,
+        """
         circle = {}
         circle["self"] = circle
         deep = []
@@ -165,8 +159,7 @@ def test_shapes_of_any_kind_become_placeholders(tmp_path: Path) -> None:
         for value in (circle, deep, bytearray(b"a") * 10_000_000):
             keep(value)
         print("done")
-        """
-        ),
+        """,
     )
 
     host.check(row="V6")
@@ -182,8 +175,8 @@ def test_objects_that_misbehave_are_not_asked(tmp_path: Path) -> None:
     """V7: text that raises, sleeps, touches the current span, or is a mock."""
     host = Host(
         tmp_path,
-        program(
-            """
+        KEEP,
+        """
         import unittest.mock
         class Raises:
             def __str__(self): raise ValueError("mine")
@@ -205,8 +198,7 @@ def test_objects_that_misbehave_are_not_asked(tmp_path: Path) -> None:
             except KeyError:
                 print("the program's own")
         acknowledge(2)
-        """
-        ),
+        """,
     )
 
     host.check(limit_s=30, row="V7")

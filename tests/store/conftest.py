@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import Tracer
@@ -48,6 +49,28 @@ def recorders(code: str, layout: Layout) -> Iterator[Callable[[str], "subprocess
     for child in children:
         child.kill()
         child.communicate(timeout=20)
+
+
+def find_text(layout: Layout, text: str) -> list[str]:
+    """Return the names of files of a store that hold a text, Parquet as it reads."""
+    names = []
+    for path in sorted([layout.catalogue, *layout.root.rglob("*")]):
+        content = path.read_bytes() if path.is_file() else b""
+        if path.suffix == ".parquet":
+            content = str(duckdb.sql(f"FROM read_parquet('{path}')").fetchall()).encode()
+        if text.encode() in content:
+            names.append(path.name)
+    return names
+
+
+@contextlib.contextmanager
+def refuse_segments(layout: Layout) -> Iterator[None]:
+    """A block in which the disk takes no segment."""
+    layout.live.rename(layout.root / "away")
+    layout.live.write_text("in the way")
+    yield
+    layout.live.unlink()
+    (layout.root / "away").rename(layout.live)
 
 
 @pytest.fixture

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import duckdb
 import pytest
 from tests.cli.conftest import Cli
 from tests.cli.conftest import cli as cli
-from tests.store.conftest import MakeSpan, Settled, Write, recorders
+from tests.store.conftest import MakeSpan, Settled, Write, find_text, recorders
 from tests.waiting import wait_until
 
 from lightning_otel import Queue, State, Store, auto_trace, emit_feedback, emit_message
@@ -60,18 +59,6 @@ def start(layout: Layout) -> Iterator[Start]:
     """``start("busy")``: a process that has recorded ``over``, and writes on; others wait."""
     with recorders(CODE, layout) as run:
         yield run
-
-
-def _find_text(layout: Layout, text: str = TEXT) -> list[str]:
-    """Return the names of files that hold a text, Parquet as it reads."""
-    names = []
-    for path in sorted([layout.catalogue, *layout.root.rglob("*")]):
-        content = path.read_bytes() if path.is_file() else b""
-        if path.suffix == ".parquet":
-            content = str(duckdb.sql(f"FROM read_parquet('{path}')").fetchall()).encode()
-        if text.encode() in content:
-            names.append(path.name)
-    return names
 
 
 def _disk_bytes(layout: Layout) -> int:
@@ -119,7 +106,7 @@ def test_no_byte_is_left_when_the_command_returns(
 
     code, done = _compact(cli, layout, *words)
 
-    assert _find_text(layout) == []
+    assert find_text(layout, TEXT) == []
     assert (code, done["is_gone"], done["bytes_waiting"]) == (0, True, 0)
     assert done["bytes_after"] == _disk_bytes(layout)
     assert foretold["dropped"] == done["dropped"]
@@ -153,7 +140,7 @@ def test_what_is_left_for_readers_is_said_by_the_command_and_by_stats(
     removed = json.loads(stats)["removed"]
     assert size <= removed["size_bytes"] < json.loads(redacted.stdout)["bytes_waiting"]
     assert (json.loads(stats)["bytes"], "removed  " in words) == (kept, True)
-    assert _find_text(layout) == []
+    assert find_text(layout, TEXT) == []
     assert "removed" not in json.loads(cli("stats", "--store", store, "--json").stdout)
 
 
@@ -168,7 +155,7 @@ def test_process_that_writes_closes_its_segment_for_it(
     code, done = _compact(cli, layout, "--rollout", "over")
     plain = _compact(cli, layout)[1]
 
-    assert _find_text(layout) == []
+    assert find_text(layout, TEXT) == []
     assert (code, done["open_spans"], done["segments_open"]) == (0, 0, 0)
     assert foretold["dropped"] == done["dropped"]
     assert (plain["segments"], plain["segments_open"]) == (1, 0)
@@ -199,7 +186,7 @@ def test_idle_process_is_named_and_closes_it_with_its_next_line(
     assert "1 segment closed by the process that writes, with its next span" in said
     assert plain.returncode == 0
     assert "nothing to do" not in plain.stdout
-    assert (after[0], after[1]["is_gone"], _find_text(layout)) == (0, True, [])
+    assert (after[0], after[1]["is_gone"], find_text(layout, TEXT)) == (0, True, [])
 
 
 def test_rollout_that_goes_on_is_told_of(store: Store, layout: Layout, cli: Cli) -> None:
@@ -210,7 +197,7 @@ def test_rollout_that_goes_on_is_told_of(store: Store, layout: Layout, cli: Cli)
 
     assert (code, done["open_spans"], done["dropped"]["rollout"]["spans"]) == (1, 1, 1)
     assert _compact(cli, layout, "--rollout", "over")[0] == 0
-    assert _find_text(layout) == []
+    assert find_text(layout, TEXT) == []
 
 
 def test_feedback_and_tasks_go_with_their_rollout(
@@ -238,7 +225,7 @@ def test_feedback_and_tasks_go_with_their_rollout(
     settled([_span(make_span, queued.rollout_id, TEXT)])
     Queue(state).cancel(queued.rollout_id)
     assert _compact(cli, layout, "--rollout", queued.rollout_id)[0] == 0
-    assert _find_text(layout) == []
+    assert find_text(layout, TEXT) == []
     assert [row.rollout_id for row in Queue(state).rollouts()] == [waits.rollout_id]
     assert len(store.sql("FROM rewards").rows()) == 1
     state.close()

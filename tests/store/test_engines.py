@@ -16,8 +16,7 @@ from tests.store.conftest import MakeSpan
 
 from lightning_otel import Store, auto_trace
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
-from lightning_otel.store.engines import make_source
-from lightning_otel.store.engines.memory import MemorySource
+from lightning_otel.store.engines import MemorySource, make_source
 from lightning_otel.store.engines.remote import RemoteSource
 from lightning_otel.store.lake import is_lake, lake_address
 from lightning_otel.store.layout import Layout

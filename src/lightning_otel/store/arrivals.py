@@ -78,13 +78,12 @@ class Arrivals:
                 return
         self.bound = self._make_bound(snapshot)
 
-    def list_origins(self) -> list[str]:
-        """Return the segments that were read."""
-        return [Path(name).stem for name in self._offsets]
-
-    def list_keys(self) -> Iterator[Key]:
-        """Yield the keys of spans without a number in segments."""
-        return itertools.chain.from_iterable(self._keys.values())
+    def advance_position(self) -> None:
+        """Note that all up to the bound was delivered; what tells of spans in segments is kept."""
+        assert self.bound is not None
+        origins = {Path(name).stem for name in self._offsets}
+        keys = itertools.chain.from_iterable(self._keys.values())
+        self._position.advance(self.bound, origins, keys)
 
     def find_newest_ns(self) -> int:
         """Return when the last of the spans was settled that now stand in files."""
@@ -122,7 +121,7 @@ class Arrivals:
     def _list_missing_files(self, snapshot: Snapshot) -> list[DataFile]:
         names = {file.name for file in snapshot.files} - self._unreadable
         files = [f for f in self._layout.read_manifest().live_files if f.name not in names]
-        notes = read_notes(self._layout) if self._layout.quarantine.exists() else ()
+        notes = read_notes(self._layout)
         return files + [note.file for note in notes if note.is_open and note.file is not None]
 
     def _read_segment(self, path: Path, snapshot: Snapshot) -> Iterator[list[Ended]]:

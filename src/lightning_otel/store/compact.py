@@ -258,8 +258,7 @@ def _find_expired(
             f"FROM expired UNION SELECT {ROLLOUT} FROM spans WHERE NOT {IS_ANNOTATION}) GROUP BY 1"
         )
     # Not those of the snapshot: what was settled just now counts a moment later for readers.
-    closed, segments = list_sealed(layout), layout.list_unsettled(layout.read_manifest())
-    still_open = [path.name for path in segments if path not in closed]
+    still_open = [path.name for path in list_sealed(layout, is_sealed=False)]
     counted = snapshot if is_dry_run else snapshot.without(still_open)
     alive = [quote_text(name.rpartition("-")[0]) for name in still_open] or ["''"]
     rows = con.execute(

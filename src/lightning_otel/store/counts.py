@@ -105,8 +105,8 @@ class Accounting:
         ]
 
 
-def make_accounting(counts: Mapping[str, int], *, stored: int, pending: int = 0) -> Accounting:
-    """Return the accounting that counts amount to, with the spans that can be read and wait."""
+def make_accounting(counts: Mapping[str, int], *, stored: int) -> Accounting:
+    """Return the accounting that counts amount to, with the number of spans that can be read."""
     rejected, dropped = (
         {
             name.removeprefix(prefix): n
@@ -118,7 +118,7 @@ def make_accounting(counts: Mapping[str, int], *, stored: int, pending: int = 0)
     return Accounting(
         counts.get(ENDED, 0),
         stored,
-        pending,
+        counts.get(PENDING, 0),
         rejected,
         dropped,
         counts.get(SLOW_WRITES, 0),

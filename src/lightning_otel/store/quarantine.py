@@ -16,7 +16,7 @@ from typing import BinaryIO, Final, Literal
 
 import orjson
 
-from lightning_otel.store.files import is_own_file, make_private, write_private
+from lightning_otel.store.files import is_own_file, make_private, replace_file, write_private
 from lightning_otel.store.layout import Layout, now_us
 from lightning_otel.store.lines import (
     MAX_RECORD_BYTES,
@@ -168,10 +168,9 @@ def _read_note(path: Path) -> Note:
 
 def write_note(layout: Layout, note: Note) -> None:
     """Keep a note on disk, in place of an older one of that name."""
-    draft = layout.new / f"note-{os.getpid()}-{os.urandom(4).hex()}"
-    write_private(draft, orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2), is_synced=True)
     make_private(layout.quarantine)
-    os.replace(draft, layout.quarantine / (note.name + _NOTE))
+    text = orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2)
+    replace_file(layout.quarantine / (note.name + _NOTE), text, layout.new, is_synced=True)
 
 
 def list_predecessors(layout: Layout, manifest: Manifest) -> list[DataFile]:

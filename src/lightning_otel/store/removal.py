@@ -58,8 +58,8 @@ def count_unknown_parts(layout: Layout) -> int:
 
 def list_open_segments(layout: Layout) -> list[Path]:
     """List segments that other processes still write to; this one's can be closed at any time."""
-    closed = {*settle.list_sealed(layout), *list_own_segments(layout)}
-    return [path for path in layout.list_unsettled(layout.read_manifest()) if path not in closed]
+    own = list_own_segments(layout)
+    return [path for path in settle.list_sealed(layout, is_sealed=False) if path not in own]
 
 
 def list_own_segments(layout: Layout) -> list[Path]:

@@ -113,11 +113,11 @@ def settle_elected(layout: Layout, limit: int | None = None) -> SettleResult:
     return SettleResult(segments, rows, files)
 
 
-def list_sealed(layout: Layout) -> list[Path]:
-    """List segments without a writer: sealed, or of this boot and unlocked."""
+def list_sealed(layout: Layout, *, is_sealed: bool = True) -> list[Path]:
+    """List segments without a writer: sealed, or of this boot and unlocked; or all others."""
     boot = read_boot_id()
     segments = layout.list_unsettled(layout.read_manifest())
-    return [path for path in segments if _is_sealed(path, boot)]
+    return [path for path in segments if _is_sealed(path, boot) is is_sealed]
 
 
 def _is_sealed(path: Path, boot: str) -> bool:

@@ -1,7 +1,7 @@
 """Every engine under the same tests: how each is made, and how spans get into it."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 
@@ -9,14 +9,8 @@ from lightning_otel import Store
 from lightning_otel.types import Span
 
 
-@dataclass
-class Held:
-    """A store of one engine, and how a program's spans come into it.
-
-    Attributes:
-        store: What is read.
-        write: Has spans in it, all of them when it returns.
-    """
+class Held(NamedTuple):
+    """The store of an engine, and a function after which a program's spans are in it."""
 
     store: Store
     write: Callable[[Iterable[Span]], None]

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from tests.adapter.forest import draw
 from tests.formats.test_formats import OURS
+from tests.store.contract.conftest import Held
 
-from lightning_otel import Span, Store
+from lightning_otel import Span
 from lightning_otel.dataset.certificate import verify
 
 # Branches that share steps, a compaction, two agents, retries, rewards for some, token ids.
@@ -18,13 +18,6 @@ DRAWINGS = (
     "A[ q<w a<q|q|m b<q|q|n !1 ] c",
     "#attempt=2 one@error two !0",
 )
-
-
-class Held(Protocol):
-    """An engine's store, and how spans come into it; see ``conftest``."""
-
-    store: Store
-    write: Callable[[list[Span]], None]
 
 
 def test_every_format_accounts_for_every_step(
