@@ -26,6 +26,7 @@ from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
 MakeSpan = Callable[..., Span]
+Rollout = Callable[..., list[Span]]
 Write = Callable[[Iterable[Span]], Path]
 Settled = Write
 
@@ -133,6 +134,15 @@ def clickhouse_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     connection.close()
 
 
+@pytest.fixture
+def clickhouse_url(request: pytest.FixtureRequest) -> str:
+    """The URL of a database of its own in ClickHouse's engine, where that is installed."""
+    pytest.importorskip("chdb")
+    place = f"127.0.0.1:{request.getfixturevalue('clickhouse_port')}"
+    database = f"db{abs(hash(request.node.nodeid))}"
+    return f"clickhouse://someone:secret@{place}/{database}?table=otel_traces"
+
+
 class _ClickHouseDoor(Handler):
     """Passes on what comes over HTTP to the engine."""
 
@@ -169,7 +179,7 @@ class _ClickHouseDoor(Handler):
 
 
 @pytest.fixture(scope="session")
-def rollout() -> Callable[..., list[Span]]:
+def rollout() -> Rollout:
     """A function that makes the spans of the rollout of a number, told apart by it."""
     return _rollout
 

@@ -110,19 +110,15 @@ class Arrivals:
         folder, before_ns = self._layout.data, self._position.settled_ns
         times = [find_settled_ns(folder, file) for file in snapshot.files]
         settled_ns = max([before_ns, *times])
-        if settled_ns > before_ns and any(
-            not file.settled_ns or before_ns < file.settled_ns <= settled_ns
-            for file in self._list_missing_files(snapshot)
-        ):
-            return None
-        names = frozenset(path.stem for path in snapshot.segments)
-        return Bound(settled_ns, names.union(Path(name).stem for name in snapshot.excluded))
-
-    def _list_missing_files(self, snapshot: Snapshot) -> list[DataFile]:
-        names = {file.name for file in snapshot.files} - self._unreadable
-        files = [f for f in self._layout.read_manifest().live_files if f.name not in names]
-        notes = read_notes(self._layout)
-        return files + [note.file for note in notes if note.is_open and note.file is not None]
+        if settled_ns > before_ns:
+            names = {file.name for file in snapshot.files} - self._unreadable
+            missing = [f for f in self._layout.read_manifest().live_files if f.name not in names]
+            notes = read_notes(self._layout)
+            missing += [note.file for note in notes if note.is_open and note.file is not None]
+            if any(not f.settled_ns or before_ns < f.settled_ns <= settled_ns for f in missing):
+                return None
+        segments = frozenset(path.stem for path in snapshot.segments)
+        return Bound(settled_ns, segments.union(Path(name).stem for name in snapshot.excluded))
 
     def _read_segment(self, path: Path, snapshot: Snapshot) -> Iterator[list[Ended]]:
         status = path.stat()
@@ -175,17 +171,13 @@ class Arrivals:
         ]
         if not files:
             return spans
-        keys = {make_key(*ids) for ids in self._find_ids(files, min(times), max(times))}
-        return [span for span in spans if span.origin or span.key not in keys]
-
-    def _find_ids(
-        self, files: Sequence[DataFile], low_ns: int, high_ns: int
-    ) -> list[tuple[str, str]]:
+        query = (
+            "SELECT trace_id, span_id FROM every "
+            f"WHERE end_ns IS NOT NULL AND start_ns BETWEEN {min(times)} AND {max(times)}"
+        )
         with self._open_files(files) as reader:
-            return reader.execute(
-                "SELECT trace_id, span_id FROM every "
-                f"WHERE end_ns IS NOT NULL AND start_ns BETWEEN {low_ns} AND {high_ns}"
-            ).fetchall()
+            keys = {make_key(*ids) for ids in reader.execute(query).fetchall()}
+        return [span for span in spans if span.origin or span.key not in keys]
 
     @contextlib.contextmanager
     def _open_files(self, files: Sequence[DataFile]) -> Iterator[Reader]:

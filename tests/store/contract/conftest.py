@@ -19,13 +19,10 @@ class Held(NamedTuple):
 @pytest.fixture(params=["local", "settled", "memory", "http", "clickhouse"])
 def held(request: pytest.FixtureRequest, store: Store) -> Held:
     """An empty store of each engine in turn."""
-    database = f"db{abs(hash(request.node.nodeid))}"
     if request.param == "memory":
         store = Store(":memory:")
     elif request.param == "clickhouse":
-        pytest.importorskip("chdb")
-        port = request.getfixturevalue("clickhouse_port")
-        store = Store(f"clickhouse://someone:secret@127.0.0.1:{port}/{database}")
+        store = Store(request.getfixturevalue("clickhouse_url"))
     store.add([])  # the table is made with the first spans, even none
 
     def write(spans: Iterable[Span]) -> None:

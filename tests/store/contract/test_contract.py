@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
+from tests.store.conftest import Rollout
 from tests.store.contract.conftest import Held
 
 from lightning_otel import Store
@@ -16,8 +17,6 @@ from lightning_otel.types import conventions as c
 
 START_NS = 1_790_000_000_000_000_000
 
-
-Rollout = Callable[..., list[Span]]
 
 BAD: dict[str, Any] = {
     "int": 1,
