@@ -1,7 +1,4 @@
-"""Ended spans of a store as they arrive, from live segments and settled files.
-
-Those of a segment come in the order of its lines, those of a file by process and number.
-"""
+"""Ended spans of a store as they arrive, from live segments and settled files."""
 
 import contextlib
 import itertools

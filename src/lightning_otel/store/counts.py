@@ -1,7 +1,4 @@
-"""Counts of ended spans by reason, such as ``rejected.conflict``.
-
-They add up name by name, from a segment's lines into the manifest. Pure: no I/O.
-"""
+"""Counts of ended spans by reason, such as ``rejected.conflict``; they add up name by name."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -70,10 +70,7 @@ class Journal:
         return []
 
     def count_unstored(self, reason: str, spans: int = 1) -> None:
-        """Count spans that ended and will not be kept, at once in the segment.
-
-        The reason is ``rejected.`` or ``dropped.`` and a word.
-        """
+        """Count spans that ended and will not be kept, by a reason of :mod:`counts`, at once."""
         self._forget_if_forked()
         self._note_unstored(reason, spans)
         self._write_waiting()
@@ -226,8 +223,7 @@ class Journal:
     def _write_waiting(self) -> bool:
         """Write what waits in memory now, in order; False if it goes on waiting for the disk.
 
-        What comes while somebody writes, be it from a signal handler of this thread, waits for
-        that.
+        What comes while somebody writes, from a signal handler of this thread too, waits for that.
         """
         refusal, is_due = None, self.layout is not None
         while is_due and (self._waiting or self._new_counts) and refusal is None:
