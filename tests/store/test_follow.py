@@ -417,6 +417,7 @@ def test_position_stays_small(
         with store.follow("trainer") as follower:
             live = follower.batch(700)
         settle(layout)
+        wait_until_visible(layout)  # a slow disk puts it off
         with store.follow("trainer") as follower:
             spans = live + follower.batch()
         assert len({span.span_id for span in spans}) == len(spans) == 2_000
