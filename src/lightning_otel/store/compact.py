@@ -28,7 +28,12 @@ from lightning_otel.store.parquet import (
     row_groups_sql,
 )
 from lightning_otel.store.rewrite import InterleavedError, Rewrite, TooWideError
-from lightning_otel.store.settle import list_sealed, settle_elected, wait_until_visible
+from lightning_otel.store.settle import (
+    list_sealed,
+    list_unsealed,
+    settle_elected,
+    wait_until_visible,
+)
 from lightning_otel.store.snapshot import IS_SPAN, SEGMENT_COLUMNS, Snapshot, ndjson_sql, rows_sql
 from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths, quote_text
 from lightning_otel.store.views import IS_ANNOTATION
@@ -258,7 +263,7 @@ def _find_expired(
             f"FROM expired UNION SELECT {ROLLOUT} FROM spans WHERE NOT {IS_ANNOTATION}) GROUP BY 1"
         )
     # Not those of the snapshot: what was settled just now counts a moment later for readers.
-    still_open = [path.name for path in list_sealed(layout, is_sealed=False)]
+    still_open = [path.name for path in list_unsealed(layout)]
     counted = snapshot if is_dry_run else snapshot.without(still_open)
     alive = [quote_text(name.rpartition("-")[0]) for name in still_open] or ["''"]
     rows = con.execute(

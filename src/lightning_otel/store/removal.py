@@ -58,8 +58,8 @@ def count_unknown_parts(layout: Layout) -> int:
 
 def list_open_segments(layout: Layout) -> list[Path]:
     """List segments that other processes still write to; this one's can be closed at any time."""
-    own = list_own_segments(layout)
-    return [path for path in settle.list_sealed(layout, is_sealed=False) if path not in own]
+    own_segments = list_own_segments(layout)
+    return [path for path in settle.list_unsealed(layout) if path not in own_segments]
 
 
 def list_own_segments(layout: Layout) -> list[Path]:
