@@ -29,16 +29,41 @@ MakeSpan = Callable[..., Span]
 Rollout = Callable[..., list[Span]]
 Write = Callable[[Iterable[Span]], Path]
 Settled = Write
+Start = Callable[[str], "subprocess.Popen[str]"]
 
 
-@contextlib.contextmanager
-def recorders(code: str, layout: Layout) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
-    """A function that starts a program with the store and a word, and waits until it is ready."""
+TEXT = "hunter2-of-alice"
+RECORDER = f"""
+import contextlib, sys, threading
+from lightning_otel import auto_trace, emit_message
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.maintenance import maintain_store
+is_told, kind = threading.Event(), sys.argv[2]
+threading.Thread(target=lambda: (sys.stdin.readline(), is_told.set())).start()
+served = maintain_store(Layout(sys.argv[1]), period_s=0.05)
+with auto_trace(store=sys.argv[1], rollout_id="over"):
+    emit_message("{TEXT}")
+with auto_trace(store=sys.argv[1], rollout_id="other"):
+    emit_message("hello")
+    print("ready", flush=True)
+    with served if kind == "served" else contextlib.nullcontext():
+        while not is_told.wait(0.01):
+            if kind == "busy":
+                emit_message("and so on")
+    emit_message("once more")
+    print("more", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def start(layout: Layout) -> Iterator[Start]:
+    """``start("busy")``: a process that has recorded ``over``, and writes on; others wait."""
     children: list[subprocess.Popen[str]] = []
 
     def start(kind: str) -> "subprocess.Popen[str]":
         child = subprocess.Popen(
-            [sys.executable, "-c", code, str(layout.catalogue), kind],
+            [sys.executable, "-c", RECORDER, str(layout.catalogue), kind],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         children.append(child)
@@ -50,6 +75,15 @@ def recorders(code: str, layout: Layout) -> Iterator[Callable[[str], "subprocess
     for child in children:
         child.kill()
         child.communicate(timeout=20)
+
+
+def go_on(child: "subprocess.Popen[str]") -> None:
+    """Have such a process write once more, or end, if it has done that."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write("go on\n")
+    child.stdin.flush()
+    child.stdout.readline()
 
 
 def find_text(layout: Layout, text: str) -> list[str]:

@@ -6,15 +6,13 @@ A rollout's text is looked for in every file of the store's folder, whatever hol
 import json
 import os
 import shutil
-import subprocess
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from tests.cli.conftest import Cli
 from tests.cli.conftest import cli as cli
-from tests.store.conftest import MakeSpan, Settled, Write, find_text, recorders
+from tests.store.conftest import TEXT, MakeSpan, Settled, Start, Write, find_text, go_on
 from tests.waiting import wait_until
 
 from lightning_otel import Queue, State, Store, auto_trace, emit_feedback, emit_message
@@ -26,39 +24,10 @@ from lightning_otel.store.maintenance import maintain_store
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
-TEXT = "hunter2-of-alice"
-Start = Callable[[str], "subprocess.Popen[str]"]
-CODE = """
-import contextlib, sys, time
-from lightning_otel import auto_trace, emit_message
-from lightning_otel.store.layout import Layout
-from lightning_otel.store.maintenance import maintain_store
-served = maintain_store(Layout(sys.argv[1]), period_s=0.05)
-with auto_trace(store=sys.argv[1], rollout_id="over"):
-    emit_message("hunter2-of-alice")
-with auto_trace(store=sys.argv[1], rollout_id="other"):
-    emit_message("hello")
-    print("ready", flush=True)
-    while sys.argv[2] == "busy":
-        emit_message("and so on")
-        time.sleep(0.01)
-    with served if sys.argv[2] == "served" else contextlib.nullcontext():
-        for line in sys.stdin:
-            emit_message("once more")
-            print("more", flush=True)
-"""
-
 
 @pytest.fixture(autouse=True)
 def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle_module, "GRACE_US", 300_000)
-
-
-@pytest.fixture
-def start(layout: Layout) -> Iterator[Start]:
-    """``start("busy")``: a process that has recorded ``over``, and writes on; others wait."""
-    with recorders(CODE, layout) as run:
-        yield run
 
 
 def _disk_bytes(layout: Layout) -> int:
@@ -170,15 +139,11 @@ def test_idle_process_is_named_and_closes_it_with_its_next_line(
 ) -> None:
     """What is left, why and until when; and with the exit code, as long as it is there."""
     child = start("idle")
-    assert child.stdin is not None
-    assert child.stdout is not None
 
     code, done = _compact(cli, layout, "--rollout", "over")
     said = cli("compact", "--store", str(layout.catalogue), "--rollout", "over").stdout
     plain = cli("compact", "--store", str(layout.catalogue))
-    child.stdin.write("go on\n")
-    child.stdin.flush()
-    child.stdout.readline()
+    go_on(child)
     after = _compact(cli, layout, "--rollout", "over")
 
     assert (code, done["open_spans"], done["is_gone"]) == (1, 2, False)
