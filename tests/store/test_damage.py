@@ -74,6 +74,10 @@ def _damage(layout: Layout, how: str, *, is_unnoticed: bool = False) -> Path:
     return path
 
 
+def _refuse(*args: object, **options: object) -> None:
+    raise OSError(30, "Read-only file system")
+
+
 def _is_put_aside(layout: Layout, path: Path) -> bool:
     return not path.exists() and (layout.quarantine / path.name).exists()
 
@@ -193,13 +197,10 @@ def test_reader_that_may_not_change_the_store_reads_the_rest(
     """Beside a settler, or on a read-only disk; that one mocked, for root may write everywhere."""
     path = _damage(layout, "emptied")
 
-    def refuse(*args: object) -> None:
-        raise OSError(30, "Read-only file system")
-
     with damage.elect_settler(layout) as is_elected:
         found = [len(store.spans().rows())]
     with monkeypatch.context() as patched:
-        patched.setattr(damage, "quarantine_damage", refuse)
+        patched.setattr(damage, "quarantine_damage", _refuse)
         found.append(len(store.spans().rows()))
     was_there, lacking = path.exists(), count_missing_spans(layout)
     found.append(len(store.spans().rows()))
@@ -386,11 +387,7 @@ def test_reader_that_may_not_write_reads_the_copy_of_the_manifest(
     """Or says what is damaged if there is none; mocked, for root may write everywhere."""
     _damage_manifest(layout, "zeroed", also_copy=also_copy)
     before = layout.manifest_path.read_bytes()
-
-    def refuse(*args: object, **options: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(quarantine, "keep_copy", refuse)
+    monkeypatch.setattr(quarantine, "keep_copy", _refuse)
 
     if also_copy:
         with pytest.raises(StoreDamagedError, match=r"manifest\.ndjson is damaged"):

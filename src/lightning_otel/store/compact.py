@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 TARGET_ROWS: Final = 1_000_000
 TARGET_BYTES: Final = 256 << 20
 """A file grows no further, so that retention need not write too much anew."""
+_MANY_FILES: Final = 64
 _IS_DELETED: Final = f"reason <> {quote_text(n.SIZE)}"
 
 Progress = Callable[[int, int], None]
@@ -171,15 +172,13 @@ def compact(
     )
 
 
-def compact_if_needed(
-    layout: Layout, max_bytes: int | None = None, *, least_files: int = 64
-) -> int:
+def compact_if_needed(layout: Layout, max_bytes: int | None) -> int:
     """Merge one group of small files if there are many, and drop rollouts beyond a size limit.
 
     Nothing if another process settles. A tenth more than needed is dropped, lest every settled
     segment rewrites files. Return how many ended spans went.
     """
-    has_many = sum(map(_may_grow, layout.read_manifest().live_files)) >= least_files
+    has_many = sum(map(_may_grow, layout.read_manifest().live_files)) >= _MANY_FILES
     limit = None
     if max_bytes is not None and measure_store(layout) > max_bytes:
         limit = max_bytes - max_bytes // 10
