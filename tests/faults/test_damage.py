@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from tests.faults.harness import trials
+from tests.waiting import wait_until
 
 from lightning_otel import Store
 from lightning_otel.demo.server import DemoServer
@@ -297,13 +298,14 @@ def test_kills_of_settlers_and_writers_lose_nothing(
     acknowledged = tmp_path / "acknowledged"
     scripts = [WRITER, WRITER, AT_ONCE + SETTLER]
     children = [start(script, layout.catalogue, acknowledged) for script in scripts]
+    wait_until(acknowledged.exists)  # on a busy machine a process takes its time to begin
     chance = random.Random()
     reads = 0
 
     for _ in range(KILLS):
         until = time.monotonic() + chance.uniform(0.2, 1.2)
         while time.monotonic() < until:
-            known = acknowledged.read_text().split("\n")[:-1] if acknowledged.exists() else []
+            known = acknowledged.read_text().split("\n")[:-1]
             found = _counts(store)
             assert set(found.values()) <= {1}
             assert not set(known) - set(found)
