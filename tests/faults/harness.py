@@ -75,16 +75,17 @@ def trials(full: int, few: int) -> int:
 class Host:
     """A program with a store and acknowledgements of its own."""
 
-    def __init__(self, folder: Path, program: str, prelude: str = "") -> None:
-        """Write the program; nothing is run yet."""
+    def __init__(self, folder: Path, *parts: str) -> None:
+        """Write the program, part after part; nothing is run yet."""
         self.folder = folder
         self.path = folder / "host.py"
-        self.path.write_text(PRELUDE + prelude + textwrap.dedent(program))
+        self.path.write_text(PRELUDE + "".join(map(textwrap.dedent, parts)))
         self.store = Store(folder / "store" / "traces.duckdb")
         self._acks = folder / "acks"
 
     @property
     def layout(self) -> Layout:
+        """The store's paths."""
         assert self.store.layout is not None
         return self.store.layout
 
@@ -110,6 +111,7 @@ class Host:
     def start(
         self, *arguments: object, is_recorded: bool = True, extra: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[str]":
+        """The started program, in a process group of its own."""
         return subprocess.Popen(
             # Of a fork in a process with threads, which is what is tested, Python 3.12 warns.
             [sys.executable, "-Wignore::DeprecationWarning", str(self.path), *map(str, arguments)],
@@ -193,6 +195,7 @@ class Host:
         return found
 
     def counts(self) -> Counts:
+        """What the store holds of the spans that the program made."""
         (row,) = self.store.sql(
             "SELECT count(*) AS stored, count(*) - count(DISTINCT (trace_id, span_id)) AS doubled "
             "FROM spans WHERE end_ns IS NOT NULL"
@@ -202,6 +205,7 @@ class Host:
 
 
 def finished(child: "subprocess.Popen[str]", began: float, limit_s: float) -> Outcome:
+    """How a started program ended, within the limit."""
     try:
         output, errors = child.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:

@@ -13,7 +13,6 @@ import argparse
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.faults.harness import Host
+from tests.store.lake.servers import free_port
 
 WRITER = """
 run, rate = sys.argv[1], float(sys.argv[2])
@@ -141,7 +141,7 @@ def soak(folder: Path, *, minutes: float, writers: int, rate: float, seed: int) 
             text=True,
         )
 
-    name, port = host.store.name, _free_port()
+    name, port = host.store.name, free_port()
     serve = ("-m", "lightning_otel", "serve", "--store", name, "--port", port)
     roles = {
         "writer": Role(lambda number: host.start(f"w{number}", rate), writers),
@@ -161,12 +161,6 @@ def soak(folder: Path, *, minutes: float, writers: int, rate: float, seed: int) 
         while role.alive:
             role.kill(chance)
     return _is_right(host, acknowledged, roles)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _is_right(host: Host, acknowledged: Path, roles: dict[str, Role]) -> bool:

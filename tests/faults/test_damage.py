@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from tests.faults.harness import trials
+from tests.waiting import wait_until
 
 from lightning_otel import Store
 from lightning_otel.demo.server import DemoServer
@@ -127,35 +128,24 @@ def _run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def layout(store: Store, make_spans: Callable[[int], list[Span]]) -> Layout:
+def filled(layout: Layout) -> Layout:
     """The paths of a store with 3,000 spans in three sealed segments."""
-    layout = store.layout
-    assert layout is not None
-    layout.create()
-    spans = make_spans(3_000)
-    for first in range(0, 3_000, 1_000):
+    for first in range(1, 3_000, 1_000):
         writer = SpanWriter(layout)
-        for span in spans[first : first + 1_000]:
-            writer.add(span)
+        for number in range(first, first + 1_000):
+            writer.add(
+                Span(
+                    trace_id=f"{number // 10:032x}",
+                    span_id=f"{number:016x}",
+                    parent_span_id=None,
+                    name="work",
+                    start_ns=1_000 * number,
+                    end_ns=1_000 * number + 500,
+                    attributes={"text": f"{number * 7919:0500x}"},
+                )
+            )
         writer.seal()
     return layout
-
-
-@pytest.fixture
-def make_spans() -> Callable[[int], list[Span]]:
-    """A function that makes so many spans."""
-    return lambda count: [
-        Span(
-            trace_id=f"{number // 10:032x}",
-            span_id=f"{number:016x}",
-            parent_span_id=None,
-            name="work",
-            start_ns=1_000 * number,
-            end_ns=1_000 * number + 500,
-            attributes={"text": f"{number * 7919:0500x}"},
-        )
-        for number in range(1, count + 1)
-    ]
 
 
 def _counts(store: Store) -> Counter[str]:
@@ -164,31 +154,31 @@ def _counts(store: Store) -> Counter[str]:
 
 @pytest.mark.parametrize("where", KILLED)
 def test_settler_killed_anywhere_leaves_each_span_once(
-    store: Store, layout: Layout, where: str
+    store: Store, filled: Layout, where: str
 ) -> None:
     """For who reads right after, for the next settler, and once all is cleaned up."""
     before = _counts(store)
     script = AT_ONCE + textwrap.dedent(KILLED[where]) + "\nstore.settle()\ntime.sleep(1)\n"
 
-    killed = _run(script, layout.catalogue)
+    killed = _run(script, filled.catalogue)
     right_after = _counts(store)
-    ended = _run(AT_ONCE + "store.settle(); time.sleep(.5); store.settle()\n", layout.catalogue)
+    ended = _run(AT_ONCE + "store.settle(); time.sleep(.5); store.settle()\n", filled.catalogue)
     after = _counts(store)
 
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert ended.returncode == 0, ended.stderr
     assert len(before) == 3_000
     assert right_after == before == after
-    assert sum(file.rows for file in layout.read_manifest().live_files) == 3_000
-    assert layout.segments() == []
+    assert sum(file.rows for file in filled.read_manifest().live_files) == 3_000
+    assert filled.segments() == []
 
 
-def test_two_settlers_at_once_settle_each_span_once(store: Store, layout: Layout) -> None:
+def test_two_settlers_at_once_settle_each_span_once(store: Store, filled: Layout) -> None:
     """Four that start together: one is elected, the others leave it to that one."""
     script = AT_ONCE + "sys.stdin.read(1); print(store.settle().rows)\n"
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", script, str(layout.catalogue)],
+            [sys.executable, "-c", script, str(filled.catalogue)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -204,7 +194,7 @@ def test_two_settlers_at_once_settle_each_span_once(store: Store, layout: Layout
 
     assert sum(rows) == 3_000
     assert set(_counts(store).values()) == {1}
-    assert sum(file.rows for file in layout.read_manifest().live_files) == 3_000
+    assert sum(file.rows for file in filled.read_manifest().live_files) == 3_000
 
 
 def _damage(path: Path, at: int, content: bytes) -> None:
@@ -218,7 +208,7 @@ def _damage(path: Path, at: int, content: bytes) -> None:
 
 @pytest.mark.parametrize("place", ["live", "live, settled first", "data", "data, and no segment"])
 def test_flipped_bit_is_never_read_as_truth(
-    store: Store, layout: Layout, tmp_path: Path, place: str
+    store: Store, filled: Layout, tmp_path: Path, place: str
 ) -> None:
     """L14: any one bit, in a copy each: spans may be missing, none is read with another value."""
     is_live = place.startswith("live")
@@ -230,7 +220,7 @@ def test_flipped_bit_is_never_read_as_truth(
     lost = 0
     for number in range(trials(100, 8)):
         copy = tmp_path / str(number) / "traces.duckdb"
-        shutil.copytree(layout.root, f"{copy}.d")
+        shutil.copytree(filled.root, f"{copy}.d")
         damaged = Store(copy)
         assert damaged.layout is not None
         if "no segment" in place:
@@ -254,13 +244,8 @@ def test_flipped_bit_is_never_read_as_truth(
     assert (lost == 0) == (place == "data")
 
 
-def test_damaged_bytes_count_every_span_that_stood_there(
-    store: Store, make_spans: Callable[[int], list[Span]]
-) -> None:
+def test_damaged_bytes_count_every_span_that_stood_there(store: Store, layout: Layout) -> None:
     """L14: of a killed process a zeroed page took several spans: the numbers tell how many."""
-    layout = store.layout
-    assert layout is not None
-    layout.create()
     script = """\
 import os, sys
 from opentelemetry.sdk.trace import TracerProvider
@@ -307,22 +292,20 @@ def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
 
 @pytest.mark.timeout(60 + KILLS * 4)
 def test_kills_of_settlers_and_writers_lose_nothing(
-    store: Store, tmp_path: Path, start: Callable[..., "subprocess.Popen[str]"]
+    store: Store, layout: Layout, tmp_path: Path, start: Callable[..., "subprocess.Popen[str]"]
 ) -> None:
     """Two writers and a settler, each killed at random and started anew, and a reader polling."""
-    layout = store.layout
-    assert layout is not None
-    layout.create()
     acknowledged = tmp_path / "acknowledged"
     scripts = [WRITER, WRITER, AT_ONCE + SETTLER]
     children = [start(script, layout.catalogue, acknowledged) for script in scripts]
+    wait_until(acknowledged.exists)  # on a busy machine a process takes its time to begin
     chance = random.Random()
     reads = 0
 
     for _ in range(KILLS):
         until = time.monotonic() + chance.uniform(0.2, 1.2)
         while time.monotonic() < until:
-            known = acknowledged.read_text().split("\n")[:-1] if acknowledged.exists() else []
+            known = acknowledged.read_text().split("\n")[:-1]
             found = _counts(store)
             assert set(found.values()) <= {1}
             assert not set(known) - set(found)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.faults.harness import IS_FULL, Host, Outcome, note, trials
+from tests.processes.conftest import WAYS
 
 from lightning_otel import Store
 from lightning_otel.types import Span
@@ -32,6 +33,7 @@ def test_disk_full_in_the_middle_of_a_record_loses_nothing(tmp_path: Path) -> No
     """L9: of a record only a part fits; with room again all later ones are there."""
     host = Host(
         tmp_path,
+        STORE,
         """
         for number in range(int(sys.argv[1])):
             end("before", 2000)
@@ -44,7 +46,6 @@ def test_disk_full_in_the_middle_of_a_record_loses_nothing(tmp_path: Path) -> No
             end("after", 2000)
         print("done")
         """,
-        STORE,
     )
     times = trials(50, 5)
 
@@ -55,6 +56,7 @@ def test_disk_full_for_too_long_loses_a_counted_number(tmp_path: Path) -> None:
     """L9: beyond 8 MiB spans are lost, and their number is in the store to the span."""
     host = Host(
         tmp_path,
+        STORE,
         """
         end("before")
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -66,7 +68,6 @@ def test_disk_full_for_too_long_loses_a_counted_number(tmp_path: Path) -> None:
         end("after", 2000)
         print("done")
         """,
-        STORE,
     )
 
     done = host.run()
@@ -84,6 +85,7 @@ def test_disk_full_to_the_end_says_what_is_lost(tmp_path: Path) -> None:
     """L9: what waits in memory dies with the process; its number is said, and in the store."""
     host = Host(
         tmp_path,
+        STORE,
         """
         for _ in range(100):
             end("before")
@@ -93,7 +95,6 @@ def test_disk_full_to_the_end_says_what_is_lost(tmp_path: Path) -> None:
             end("full", 2000)
         print("done")
         """,
-        STORE,
     )
 
     done = host.run()
@@ -224,6 +225,7 @@ def test_store_that_is_removed_is_made_again(tmp_path: Path) -> None:
     """L11: what stood in the removed segment is counted, what comes later is stored."""
     host = Host(
         tmp_path,
+        STORE,
         """
         for _ in range(int(sys.argv[1])):
             for _ in range(7):
@@ -233,7 +235,6 @@ def test_store_that_is_removed_is_made_again(tmp_path: Path) -> None:
                 end("after")
         print("done")
         """,
-        STORE,
     )
     times = trials(50, 3)
 
@@ -247,6 +248,7 @@ def test_store_that_may_not_be_written_loses_nothing(tmp_path: Path) -> None:
     """L11: spans wait for the permission."""
     host = Host(
         tmp_path,
+        STORE,
         """
         def allow(is_allowed):
             for folder in (store + "/new", store + "/live"):
@@ -263,7 +265,6 @@ def test_store_that_may_not_be_written_loses_nothing(tmp_path: Path) -> None:
         end("after")
         print("done")
         """,
-        STORE,
     )
 
     host.check(warnings=1, row="L11")
@@ -339,7 +340,6 @@ def test_write_that_hangs_stalls_the_program_once(tmp_path: Path) -> None:
 
 
 SLOW = """
-slow_s = lambda number: 0
 write, writes = os.write, 0
 def slow(descriptor, data):
     global writes
@@ -349,43 +349,32 @@ def slow(descriptor, data):
     return write(descriptor, data)
 os.write = slow
 """
-"""Each write takes as long as the program's ``slow_s`` says of its number.
+"""Each write takes as long as the function ``slow_s`` says of its number.
 
 A patch of ``os.write``: no disk at hand is slow on command.
 """
-RECORDED = "import runpy, sys, lightning_otel\nwith lightning_otel.auto_trace():\n    "
-DOORS = {
-    "auto_trace": ["-c", RECORDED + "runpy.run_path(sys.argv[1], run_name='__main__')"],
-    "run": ["-m", "lightning_otel", "run", "--", sys.executable],
-    "opentelemetry-instrument": [
-        str(Path(sys.executable).with_name("opentelemetry-instrument")),
-        "--traces_exporter",
-        "duckdb",
-        sys.executable,
-    ],
-}
 
 
 @pytest.mark.parametrize("write_s", [0.025, 0.1, 0.4])
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", WAYS)
 def test_program_on_a_slow_disk_ends_with_a_write_a_span(
     tmp_path: Path, door: str, write_s: float
 ) -> None:
     """L12: below a second no span waits in memory, and starts ride with the next end."""
     host = Host(
         tmp_path,
+        SLOW,
         f"""
         slow_s = lambda number: {write_s}
         for _ in range(20):
             end("work")
         print(writes)
         """,
-        SLOW,
     )
 
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, *DOORS[door], str(host.path)],
+        [*WAYS[door], str(host.path)],
         env={**host.environment(is_recorded=False), "LIGHTNING_OTEL_STORE": host.store.name}
         | {"LIGHTNING_OTEL": "1"},
         capture_output=True, text=True, timeout=50, check=False, cwd=tmp_path,
@@ -404,6 +393,7 @@ def test_disk_that_hangs_at_every_write_holds_the_thread_inside_alone(tmp_path: 
     """L12: the others stand still for a second in all, and the end of the program asks no more."""
     host = Host(
         tmp_path,
+        SLOW,
         """
         until = time.monotonic() + 6
         slow_s = lambda number: 15.0
@@ -423,7 +413,6 @@ def test_disk_that_hangs_at_every_write_holds_the_thread_inside_alone(tmp_path: 
             worker.join()
         print(sorted(stalls)[1])
         """,
-        SLOW,
     )
 
     done = host.run()
@@ -459,6 +448,7 @@ def test_spans_that_wait_for_a_hanging_disk(
     """L12: the next span writes them once the disk has rested; on the way out it is not asked."""
     host = Host(
         tmp_path,
+        SLOW,
         f"""
         from opentelemetry.sdk.trace import TracerProvider
         trace.set_tracer_provider(TracerProvider())  # ours is not shown to the program
@@ -468,7 +458,6 @@ def test_spans_that_wait_for_a_hanging_disk(
             end("waits")
         {way}
         """,
-        SLOW,
     )
 
     done = host.run()
@@ -513,6 +502,7 @@ def test_processors_that_a_crowd_wants_are_no_slow_disk(tmp_path: Path) -> None:
     """L12: among many busy processes a long write is not the disk's, whose threads wait as well."""
     host = Host(
         tmp_path,
+        SLOW,
         """
         import subprocess
         crowd = [
@@ -529,7 +519,6 @@ def test_processors_that_a_crowd_wants_are_no_slow_disk(tmp_path: Path) -> None:
                 process.kill()
         os._exit(0)
         """,
-        SLOW,
     )
 
     host.run()

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,11 +18,11 @@ from typing import Any
 
 import pytest
 from tests.forwarding.collector import Endpoint, Reply, partial
+from tests.store.lake.servers import free_port
 
 from lightning_otel import Store, auto_trace, config, emit_message, emit_reward
 from lightning_otel.exporters.forwarding import Forwarder
 from lightning_otel.exporters.forwarding.senders import sender_for
-from lightning_otel.store.settle import settle
 
 KILLS = int(os.environ.get("LIGHTNING_TEST_KILLS", "3"))
 EXIT_S = 0.1
@@ -32,13 +31,6 @@ import sys, lightning_otel as lo
 for number in range(5):
     lo.emit_message(str(number))
 """
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def test_collector_that_is_down_for_ten_minutes(store: Store) -> None:
@@ -56,8 +48,7 @@ def test_collector_that_is_down_for_ten_minutes(store: Store) -> None:
             emit_message("meanwhile")
         if len(waits) == 5:
             store.writer().seal()
-            assert store.layout is not None
-            settle(store.layout)
+            store.settle()
         if sum(waits) >= 600 and not back:
             back.append(Endpoint(port))
         return False

@@ -65,6 +65,7 @@ def test_numbers_and_scalars_of_any_kind_are_stored(tmp_path: Path) -> None:
     pytest.importorskip("numpy")
     host = Host(
         tmp_path,
+        KEEP,
         """
         import datetime, decimal, numpy
         for value in (
@@ -74,7 +75,6 @@ def test_numbers_and_scalars_of_any_kind_are_stored(tmp_path: Path) -> None:
         ):
             keep(value)
         """,
-        KEEP,
     )
 
     host.check(row="V3")
@@ -149,6 +149,7 @@ def test_shapes_of_any_kind_become_placeholders(tmp_path: Path) -> None:
     """V6: what contains itself, is nested two thousand deep or ten megabytes of bytes."""
     host = Host(
         tmp_path,
+        KEEP,
         """
         circle = {}
         circle["self"] = circle
@@ -159,7 +160,6 @@ def test_shapes_of_any_kind_become_placeholders(tmp_path: Path) -> None:
             keep(value)
         print("done")
         """,
-        KEEP,
     )
 
     host.check(row="V6")
@@ -175,6 +175,7 @@ def test_objects_that_misbehave_are_not_asked(tmp_path: Path) -> None:
     """V7: text that raises, sleeps, touches the current span, or is a mock."""
     host = Host(
         tmp_path,
+        KEEP,
         """
         import unittest.mock
         class Raises:
@@ -198,7 +199,6 @@ def test_objects_that_misbehave_are_not_asked(tmp_path: Path) -> None:
                 print("the program's own")
         acknowledge(2)
         """,
-        KEEP,
     )
 
     host.check(limit_s=30, row="V7")

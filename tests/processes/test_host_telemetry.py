@@ -11,6 +11,7 @@ import duckdb
 import pytest
 from tests.examples.checker import Host, call_problems, recorded_in
 from tests.forwarding.collector import Endpoint, Reply
+from tests.processes.conftest import WAYS
 
 from lightning_otel import Store
 from lightning_otel.demo.server import DemoServer
@@ -150,7 +151,6 @@ def test_ids_of_our_spans_are_sent_to_others_if_asked(
 
 
 AGENT = Path(__file__).with_name("unaware_agent.py")
-WAYS = ["auto_trace", "run", "opentelemetry-instrument"]
 REQUESTS = 2 + 20 + 2 + 1 + 1 + 1
 DOES_NOTHING_BUT_WAIT = """\
 import sys, openai

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.processes.conftest import WAYS
 
 from lightning_otel import Store
 from lightning_otel.demo.server import DemoServer
@@ -59,7 +60,7 @@ def kill_each_in_its_time(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("start_number", range(STARTS))
-@pytest.mark.parametrize("way", ["auto_trace", "run", "opentelemetry-instrument"])
+@pytest.mark.parametrize("way", WAYS)
 def test_kill_loses_no_acknowledged_call(
     way: str, start_number: int, starter: Callable[[str], Any], server: DemoServer, tmp_path: Path
 ) -> None:

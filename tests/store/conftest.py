@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import Tracer
@@ -25,18 +26,44 @@ from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
 MakeSpan = Callable[..., Span]
+Rollout = Callable[..., list[Span]]
 Write = Callable[[Iterable[Span]], Path]
 Settled = Write
+Start = Callable[[str], "subprocess.Popen[str]"]
 
 
-@contextlib.contextmanager
-def recorders(code: str, layout: Layout) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
-    """A function that starts a program with the store and a word, and waits until it is ready."""
+TEXT = "hunter2-of-alice"
+RECORDER = f"""
+import contextlib, sys, threading
+from lightning_otel import auto_trace, emit_message
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.maintenance import maintain_store
+is_told, kind = threading.Event(), sys.argv[2]
+threading.Thread(target=lambda: (sys.stdin.readline(), is_told.set())).start()
+served = maintain_store(Layout(sys.argv[1]), period_s=0.05)
+with auto_trace(store=sys.argv[1], rollout_id="over"):
+    emit_message("{TEXT}")
+with auto_trace(store=sys.argv[1], rollout_id="other"):
+    emit_message("hello")
+    print("ready", flush=True)
+    with served if kind == "served" else contextlib.nullcontext():
+        while not is_told.wait(0.01):
+            if kind == "busy":
+                emit_message("and so on")
+    emit_message("once more")
+    print("more", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def start(layout: Layout) -> Iterator[Start]:
+    """``start("busy")``: a process that has recorded ``over``, and writes on; others wait."""
     children: list[subprocess.Popen[str]] = []
 
     def start(kind: str) -> "subprocess.Popen[str]":
         child = subprocess.Popen(
-            [sys.executable, "-c", code, str(layout.catalogue), kind],
+            [sys.executable, "-c", RECORDER, str(layout.catalogue), kind],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         children.append(child)
@@ -48,6 +75,37 @@ def recorders(code: str, layout: Layout) -> Iterator[Callable[[str], "subprocess
     for child in children:
         child.kill()
         child.communicate(timeout=20)
+
+
+def go_on(child: "subprocess.Popen[str]") -> None:
+    """Have such a process write once more, or end, if it has done that."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write("go on\n")
+    child.stdin.flush()
+    child.stdout.readline()
+
+
+def find_text(layout: Layout, text: str) -> list[str]:
+    """Return the names of files of a store that hold a text, Parquet as it reads."""
+    names = []
+    for path in sorted([layout.catalogue, *layout.root.rglob("*")]):
+        content = path.read_bytes() if path.is_file() else b""
+        if path.suffix == ".parquet":
+            content = str(duckdb.sql(f"FROM read_parquet('{path}')").fetchall()).encode()
+        if text.encode() in content:
+            names.append(path.name)
+    return names
+
+
+@contextlib.contextmanager
+def refuse_segments(layout: Layout) -> Iterator[None]:
+    """A block in which the disk takes no segment."""
+    layout.live.rename(layout.root / "away")
+    layout.live.write_text("in the way")
+    yield
+    layout.live.unlink()
+    (layout.root / "away").rename(layout.live)
 
 
 @pytest.fixture
@@ -110,6 +168,15 @@ def clickhouse_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     connection.close()
 
 
+@pytest.fixture
+def clickhouse_url(request: pytest.FixtureRequest) -> str:
+    """The URL of a database of its own in ClickHouse's engine, where that is installed."""
+    pytest.importorskip("chdb")
+    place = f"127.0.0.1:{request.getfixturevalue('clickhouse_port')}"
+    database = f"db{abs(hash(request.node.nodeid))}"
+    return f"clickhouse://someone:secret@{place}/{database}?table=otel_traces"
+
+
 class _ClickHouseDoor(Handler):
     """Passes on what comes over HTTP to the engine."""
 
@@ -146,7 +213,7 @@ class _ClickHouseDoor(Handler):
 
 
 @pytest.fixture(scope="session")
-def rollout() -> Callable[..., list[Span]]:
+def rollout() -> Rollout:
     """A function that makes the spans of the rollout of a number, told apart by it."""
     return _rollout
 

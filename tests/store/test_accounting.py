@@ -1,27 +1,14 @@
 """Every span that ended is accounted for: when written, when settled, and ever after."""
 
-import contextlib
-from collections.abc import Iterator
-
 import pytest
-from tests.store.conftest import MakeSpan, Write
+from tests.store.conftest import MakeSpan, Write, refuse_segments
 
 from lightning_otel import Store
-from lightning_otel.store.counts import CONFLICT, DISK, ENDED, Accounting, make_accounting
+from lightning_otel.store.counts import CONFLICT, DISK, ENDED, PENDING, Accounting, make_accounting
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import SpanWriter
 
 pytestmark = pytest.mark.usefixtures("at_once")
-
-
-@contextlib.contextmanager
-def _refusing(layout: Layout) -> Iterator[None]:
-    """A block in which the disk takes no segment."""
-    layout.live.rename(layout.root / "away")
-    layout.live.write_text("in the way")
-    yield
-    layout.live.unlink()
-    (layout.root / "away").rename(layout.live)
 
 
 def test_accounting_is_the_same_at_every_stage(
@@ -86,7 +73,7 @@ def test_accounting_knows_what_this_process_holds(
 ) -> None:
     """Spans that wait for the disk are pending, then stored."""
     store.writer()
-    with _refusing(layout):
+    with refuse_segments(layout):
         store.add(make_span() for _ in range(3))
     waiting = store.accounting()
     store.add([make_span()])
@@ -111,7 +98,7 @@ def test_accounting_of_spans_taken_over(store: Store, layout: Layout, make_span:
     writer = store.writer()
     writer.add_all([make_span(attributes={"text": "x" * 700_000}) for _ in range(4)])
     layout.segments()[0].unlink()
-    with _refusing(layout), pytest.raises(OSError, match="directory"):
+    with refuse_segments(layout), pytest.raises(OSError, match="directory"):
         writer.add_all([make_span()])
     refused = writer.accounting()
     writer.add_all(make_span() for _ in range(3))
@@ -124,7 +111,7 @@ def test_accounting_of_spans_taken_over(store: Store, layout: Layout, make_span:
 def test_account_says_why() -> None:
     """Each reason in words, with its number; one of a newer version by its name."""
     found = make_accounting(
-        {ENDED: 9, CONFLICT: 2, DISK: 1, "dropped.novel": 1}, stored=4, pending=1
+        {ENDED: 9, PENDING: 1, CONFLICT: 2, DISK: 1, "dropped.novel": 1}, stored=4
     )
 
     assert found.is_balanced

@@ -1,12 +1,11 @@
 """ClickHouse's real engine: a Collector's own rows, loading, and what an address may say."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.store.conftest import MakeSpan
+from tests.store.conftest import MakeSpan, Rollout
 
 from lightning_otel import Store
 from lightning_otel.errors import StoreError
@@ -14,17 +13,6 @@ from lightning_otel.store.engines.clickhouse import ClickHouse
 from lightning_otel.store.engines.collector import quoted
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
-
-Rollout = Callable[..., list[Span]]
-
-
-@pytest.fixture
-def url(request: pytest.FixtureRequest) -> str:
-    """A database of its own in the engine."""
-    pytest.importorskip("chdb")
-    port = request.getfixturevalue("clickhouse_port")
-    place = f"127.0.0.1:{port}/db{abs(hash(request.node.nodeid))}"
-    return f"clickhouse://someone:secret@{place}?table=otel_traces"
 
 
 def source_of(store: Store) -> ClickHouse:
@@ -80,7 +68,7 @@ def as_text(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def test_a_collectors_rows_give_the_same_transitions(url: str, rollout: Rollout) -> None:
+def test_a_collectors_rows_give_the_same_transitions(clickhouse_url: str, rollout: Rollout) -> None:
     """Numbers that its map holds as text are numbers again where a convention names the key."""
     spans = [
         # What OTLP does not carry.
@@ -88,7 +76,7 @@ def test_a_collectors_rows_give_the_same_transitions(url: str, rollout: Rollout)
         for number in range(3)
         for span in rollout(number)
     ]
-    reference, store = Store(":memory:"), Store(url)
+    reference, store = Store(":memory:"), Store(clickhouse_url)
     reference.add(spans)
 
     collected(store, spans)
@@ -103,9 +91,9 @@ def test_a_collectors_rows_give_the_same_transitions(url: str, rollout: Rollout)
         assert list(store.sql(query)) == list(reference.sql(query))
 
 
-def test_a_collectors_row_sent_twice_counts_once(url: str, rollout: Rollout) -> None:
+def test_a_collectors_row_sent_twice_counts_once(clickhouse_url: str, rollout: Rollout) -> None:
     """A Collector that retries writes a row again: its table does not mind, readers do not see."""
-    store, spans = Store(url), rollout(1)
+    store, spans = Store(clickhouse_url), rollout(1)
 
     collected(store, spans)
     collected(store, spans)
@@ -118,10 +106,10 @@ def test_a_collectors_row_sent_twice_counts_once(url: str, rollout: Rollout) -> 
 
 
 def test_text_that_looks_like_a_number_stays_text_where_no_convention_names_its_key(
-    url: str, make_span: MakeSpan
+    clickhouse_url: str, make_span: MakeSpan
 ) -> None:
     """The map holds no types, and a postal code is no number."""
-    store = Store(url)
+    store = Store(clickhouse_url)
     attributes = {"zip": "01234", "count": "7", c.INPUT_TOKENS: 12, c.REWARD_VALUE: 0.25}
 
     collected(store, [make_span(attributes=attributes)])
@@ -130,7 +118,7 @@ def test_text_that_looks_like_a_number_stays_text_where_no_convention_names_its_
 
 
 def test_loading_takes_what_is_not_there_yet(
-    url: str, store: Store, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
+    clickhouse_url: str, store: Store, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often, in however many parts, and spans of any year."""
     monkeypatch.setattr("lightning_otel.store.engines.clickhouse.LOAD_SPANS", 7)
@@ -142,34 +130,36 @@ def test_loading_takes_what_is_not_there_yet(
     ]
     store.add(spans)
 
-    assert store.pack(url) == len(spans)
+    assert store.pack(clickhouse_url) == len(spans)
     store.add(rollout(100))
-    assert store.pack(url) == len(rollout(100))
-    assert store.pack(url) == 0
+    assert store.pack(clickhouse_url) == len(rollout(100))
+    assert store.pack(clickhouse_url) == 0
 
-    assert {span.span_id: span for span in Store(url).spans()} == {
+    assert {span.span_id: span for span in Store(clickhouse_url).spans()} == {
         span.span_id: span for span in store.spans()
     }
 
 
 def test_more_days_than_a_block_may_have_partitions_are_loaded(
-    url: str, make_span: MakeSpan
+    clickhouse_url: str, make_span: MakeSpan
 ) -> None:
     """The table has a partition a day, and a server refuses more than 100 of them at once."""
     day_ns = 86_400 * 10**9
-    store = Store(url)
+    store = Store(clickhouse_url)
 
     store.add(make_span(start_ns=day * day_ns, end_ns=day * day_ns + 1) for day in range(150))
 
     assert len(store.spans().rows()) == 150
 
 
-def test_one_trace_is_found_with_and_without_the_table_of_times(url: str, rollout: Rollout) -> None:
+def test_one_trace_is_found_with_and_without_the_table_of_times(
+    clickhouse_url: str, rollout: Rollout
+) -> None:
     """The table that knows when each trace took place is asked; without it the trace is found."""
-    store = Store(f"{url}&table=it`s")
+    store = Store(f"{clickhouse_url}&table=it`s")
     store.add([*rollout(1), *rollout(2)])
     trace_id = rollout(1)[0].trace_id
-    database = url.rpartition("/")[2].partition("?")[0]
+    database = clickhouse_url.rpartition("/")[2].partition("?")[0]
 
     with_it = store.spans(trace_id=trace_id).rows()
     for name in ("it`s_trace_id_ts_mv", "it`s_trace_id_ts"):
@@ -179,29 +169,26 @@ def test_one_trace_is_found_with_and_without_the_table_of_times(url: str, rollou
     assert len(with_it) == len(without) == len(rollout(1))
 
 
-def test_a_window_bounds_what_is_looked_at(url: str, rollout: Rollout) -> None:
+def test_a_window_bounds_what_is_looked_at(clickhouse_url: str, rollout: Rollout) -> None:
     """Days of a busy table that nobody asks for are not read."""
-    Store(url).add([*rollout(1), *rollout(10_000)])
+    Store(clickhouse_url).add([*rollout(1), *rollout(10_000)])
 
-    bounded = Store(f"{url}&until=2026-09-30")
+    bounded = Store(f"{clickhouse_url}&until=2026-09-30")
 
     assert [row["rollout_id"] for row in bounded.rollouts()] == ["rollout-1"]
     assert len(bounded.spans().rows()) == len(rollout(1))
     assert "until" not in bounded.name
 
 
-def test_a_table_that_is_not_there_is_said_to_be_missing(url: str) -> None:
+def test_a_table_that_is_not_there_is_said_to_be_missing(clickhouse_url: str) -> None:
     """With what to do about it; reading makes no table."""
     with pytest.raises(StoreError, match="load a store into it"):
-        Store(url).spans().rows()
+        Store(clickhouse_url).spans().rows()
 
 
-def test_a_wrong_password_is_an_error_that_does_not_repeat_it(
-    url: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_wrong_password_is_an_error_that_does_not_repeat_it(clickhouse_url: str) -> None:
     """Neither do the store's name and its description."""
-    clickhouse_port = request.getfixturevalue("clickhouse_port")  # once it is known to be there
-    store = Store(f"clickhouse://someone:other@127.0.0.1:{clickhouse_port}/x")
+    store = Store(clickhouse_url.replace(":secret@", ":other@"))
 
     with pytest.raises(StoreError) as raised:
         store.spans().rows()

@@ -204,7 +204,7 @@ def test_compact_drops_the_oldest_rollouts_to_make_room(
 
 
 def test_compact_leaves_open_segments_alone(
-    store: Store, layout: Layout, settled: Settled, make_span: MakeSpan
+    store: Store, settled: Settled, make_span: MakeSpan
 ) -> None:
     """A rollout that goes on now is young, and what its process writes stays readable."""
     settled(_aged(make_span, "goes on", 100))

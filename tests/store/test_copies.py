@@ -15,6 +15,7 @@ from tests.store.conftest import Write
 
 from lightning_otel import Store
 from lightning_otel.store import settle
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import read_records
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
@@ -41,27 +42,24 @@ def _spans(first: int, number: int = 40) -> list[Span]:
     ]  # fmt: skip
 
 
-def _copy(store: Store, place: Path, part: str) -> None:
-    assert store.layout is not None
-    to = Path(f"{place}.d")
+def _copy(layout: Layout, to: Path, part: str) -> None:
     to.mkdir(exist_ok=True, parents=True, mode=0o700)
     if part == "manifests":
-        for path in store.layout.root.glob("manifest*"):
+        for path in layout.root.glob("manifest*"):
             shutil.copy(path, to)
     else:
-        shutil.copytree(store.layout.root / part, to / part)
+        shutil.copytree(layout.root / part, to / part)
 
 
-def _list_ids(store: Store) -> set[str]:
+def _list_ids(layout: Layout) -> set[str]:
     """Return the ids of all ended spans in a store's files and segments, whatever counts."""
-    assert store.layout is not None
     ids = {
         record["span_id"]
-        for path in store.layout.segments()
+        for path in layout.segments()
         for record in read_records(path)
         if record.get("end_ns")
     }
-    files = [str(path) for path in store.layout.root.rglob("spans-*.parquet")]
+    files = [str(path) for path in layout.root.rglob("spans-*.parquet")]
     if files:
         ids |= {
             row[0] for row in duckdb.sql(f"SELECT span_id FROM read_parquet({files})").fetchall()
@@ -75,12 +73,9 @@ def _list_ids(store: Store) -> set[str]:
 )
 @pytest.mark.parametrize("order", list(permutations(PARTS[:3])))
 def test_copy_keeps_every_span_it_holds(
-    store: Store, tmp_path: Path, work: tuple[str, ...], order: tuple[str, ...]
+    store: Store, layout: Layout, tmp_path: Path, work: tuple[str, ...], order: tuple[str, ...]
 ) -> None:
     """S8: whatever is copied first, and whatever the store does to its files meanwhile."""
-    layout = store.layout
-    assert layout is not None
-    layout.create()
     numbers = count(1, 40)
     copy = Store(tmp_path / "copy" / "traces.duckdb")
     still_open = SpanWriter(layout)
@@ -99,30 +94,31 @@ def test_copy_keeps_every_span_it_holds(
     for span in _spans(next(numbers), 5):
         still_open.add(span)
     for part, act in zip([*order, "new"], [*work, ""], strict=True):
-        _copy(store, copy.layout.catalogue, part)
+        _copy(layout, copy.layout.root, part)
         if act:
             for span in _spans(next(numbers), 5):
                 still_open.add(span)
             if part == order[1]:
                 still_open.seal()
             go_on(act)
-    ids = _list_ids(copy)
-    _check_copy(copy, ids)
+    _check_copy(copy, _list_ids(copy.layout))
+
+
+def _list_shown(store: Store) -> list[str]:
+    return sorted(row["span_id"] for row in store.sql("SELECT span_id FROM spans WHERE end_ns > 0"))
 
 
 def _check_copy(copy: Store, ids: set[str]) -> None:
-    shown = [row["span_id"] for row in copy.sql("SELECT span_id FROM spans WHERE end_ns > 0")]
+    shown = _list_shown(copy)
     assert len(shown) == len(set(shown))
     for _ in range(3):
         copy.settle()
         copy.compact()
         settle.wait_until_visible(copy.layout)
     is_told = any(finding.level == "problem" for finding in examine(copy))
-    shown = [row["span_id"] for row in copy.sql("SELECT span_id FROM spans WHERE end_ns > 0")]
-    assert is_told or sorted(shown) == sorted(ids)
+    assert is_told or _list_shown(copy) == sorted(ids)
     copy.repair()
-    shown = [row["span_id"] for row in copy.sql("SELECT span_id FROM spans WHERE end_ns > 0")]
-    assert sorted(shown) == sorted(ids)
+    assert _list_shown(copy) == sorted(ids)
     assert not copy.layout.segments()
 
 
@@ -132,7 +128,7 @@ def _check_copy(copy: Store, ids: set[str]) -> None:
     [("dm", 0), ("dMm", 0), ("md", 0), ("md", 60_000_000), ("dm", 60_000_000)],
 )
 def test_what_was_taken_out_does_not_come_back_by_a_copy(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write,
+    store: Store, layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write,
     work: str, order: str, grace_us: int,
 ) -> None:  # fmt: skip
     """A file that was masked or thinned out is not adopted, whichever of both the copy has."""
@@ -143,16 +139,15 @@ def test_what_was_taken_out_does_not_come_back_by_a_copy(
     store.settle()  # the segment goes
     monkeypatch.setattr(settle, "GRACE_US", grace_us)
     copy = Store(tmp_path / "copy" / "traces.duckdb")
-    assert copy.layout is not None
 
     for part in order:
         if part == order[-1]:
             WORK[work](store)
             store.compact() if "M" in order else store.settle()
         if part != "M":
-            _copy(store, copy.layout.catalogue, {"m": "manifests", "d": "data"}[part])
-    _copy(store, copy.layout.catalogue, "live")
-    _copy(store, copy.layout.catalogue, "new")
+            _copy(layout, copy.layout.root, {"m": "manifests", "d": "data"}[part])
+    _copy(layout, copy.layout.root, "live")
+    _copy(layout, copy.layout.root, "new")
     for act in (copy.settle, copy.repair, copy.compact):
         act()
         rows = copy.sql("SELECT rollout_id, attributes::VARCHAR AS text, name FROM spans").rows()

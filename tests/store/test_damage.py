@@ -60,18 +60,18 @@ def _drop_segments(store: Store) -> Layout:
     return layout
 
 
-def _data_files(layout: Layout) -> list[Path]:
-    return sorted(layout.data.glob("spans-*.parquet"))
-
-
 def _damage(layout: Layout, how: str, *, is_unnoticed: bool = False) -> Path:
     """Damage the newest data file; unnoticed, as a disk does it, its time of change stays."""
-    path = _data_files(layout)[-1]
+    path = layout.data_files()[-1]
     before = path.stat()
     path.write_bytes(DAMAGES[how](path.read_bytes()))
     if is_unnoticed:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     return path
+
+
+def _refuse(*args: object, **options: object) -> None:
+    raise OSError(30, "Read-only file system")
 
 
 def _is_put_aside(layout: Layout, path: Path) -> bool:
@@ -159,7 +159,7 @@ def test_missing_file_is_told_of_and_welcome_back(
     store: Store, layout: Layout, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is not given up: with its disk it comes back."""
-    path = _data_files(layout)[-1]
+    path = layout.data_files()[-1]
     path.rename(tmp_path / path.name)
 
     with caplog.at_level(logging.WARNING):
@@ -193,13 +193,10 @@ def test_reader_that_may_not_change_the_store_reads_the_rest(
     """Beside a settler, or on a read-only disk; that one mocked, for root may write everywhere."""
     path = _damage(layout, "emptied")
 
-    def refuse(*args: object) -> None:
-        raise OSError(30, "Read-only file system")
-
     with damage.elect_settler(layout) as is_elected:
         found = [len(store.spans().rows())]
     with monkeypatch.context() as patched:
-        patched.setattr(damage, "quarantine_damage", refuse)
+        patched.setattr(damage, "quarantine_damage", _refuse)
         found.append(len(store.spans().rows()))
     was_there, lacking = path.exists(), count_missing_spans(layout)
     found.append(len(store.spans().rows()))
@@ -350,7 +347,7 @@ def test_footers_tell_what_a_file_stands_for(
     elif how == "masked":
         store.redact(patterns=["1eef"])
     before = sorted(map(str, store.spans()))
-    old = len(_data_files(layout))
+    old = len(layout.data_files())
 
     _damage_manifest(layout)
 
@@ -371,7 +368,7 @@ def test_damaged_data_file_does_not_stop_the_rest(store: Store, layout: Layout) 
 
 def test_newer_version_is_refused(store: Store, layout: Layout) -> None:
     """By name, with the command that helps; also where only a footer tells of it."""
-    path = _data_files(layout)[0]
+    path = layout.data_files()[0]
     duckdb.sql(f"COPY (FROM '{path}') TO '{path}' (FORMAT parquet, KV_METADATA {{schema: '99'}})")
     _damage_manifest(layout)
     with pytest.raises(StoreVersionError, match=r"spans-.*has schema 99.*pip install --upgrade"):
@@ -386,11 +383,7 @@ def test_reader_that_may_not_write_reads_the_copy_of_the_manifest(
     """Or says what is damaged if there is none; mocked, for root may write everywhere."""
     _damage_manifest(layout, "zeroed", also_copy=also_copy)
     before = layout.manifest_path.read_bytes()
-
-    def refuse(*args: object, **options: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(quarantine, "keep_copy", refuse)
+    monkeypatch.setattr(quarantine, "keep_copy", _refuse)
 
     if also_copy:
         with pytest.raises(StoreDamagedError, match=r"manifest\.ndjson is damaged"):
@@ -448,7 +441,7 @@ def test_spans_that_stand_elsewhere_do_not_come_back_twice(
     store: Store, layout: Layout, make_span: MakeSpan, is_note_damaged: bool
 ) -> None:
     """A bit in a footer that DuckDB still reads costs no span; those given anew are left out."""
-    path = _data_files(layout)[1]
+    path = layout.data_files()[1]
     path.write_bytes(path.read_bytes().replace(b"DuckDB version", b"duckDB version"))
     assert len(store.spans().rows()) == SPANS
     if is_note_damaged:

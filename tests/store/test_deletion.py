@@ -6,16 +6,13 @@ A rollout's text is looked for in every file of the store's folder, whatever hol
 import json
 import os
 import shutil
-import subprocess
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import duckdb
 import pytest
 from tests.cli.conftest import Cli
 from tests.cli.conftest import cli as cli
-from tests.store.conftest import MakeSpan, Settled, Write, recorders
+from tests.store.conftest import TEXT, MakeSpan, Settled, Start, Write, find_text, go_on
 from tests.waiting import wait_until
 
 from lightning_otel import Queue, State, Store, auto_trace, emit_feedback, emit_message
@@ -27,51 +24,10 @@ from lightning_otel.store.maintenance import maintain_store
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
-TEXT = "hunter2-of-alice"
-Start = Callable[[str], "subprocess.Popen[str]"]
-CODE = """
-import contextlib, sys, time
-from lightning_otel import auto_trace, emit_message
-from lightning_otel.store.layout import Layout
-from lightning_otel.store.maintenance import maintain_store
-served = maintain_store(Layout(sys.argv[1]), period_s=0.05)
-with auto_trace(store=sys.argv[1], rollout_id="over"):
-    emit_message("hunter2-of-alice")
-with auto_trace(store=sys.argv[1], rollout_id="other"):
-    emit_message("hello")
-    print("ready", flush=True)
-    while sys.argv[2] == "busy":
-        emit_message("and so on")
-        time.sleep(0.01)
-    with served if sys.argv[2] == "served" else contextlib.nullcontext():
-        for line in sys.stdin:
-            emit_message("once more")
-            print("more", flush=True)
-"""
-
 
 @pytest.fixture(autouse=True)
 def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle_module, "GRACE_US", 300_000)
-
-
-@pytest.fixture
-def start(layout: Layout) -> Iterator[Start]:
-    """``start("busy")``: a process that has recorded ``over``, and writes on; others wait."""
-    with recorders(CODE, layout) as run:
-        yield run
-
-
-def _find_text(layout: Layout, text: str = TEXT) -> list[str]:
-    """Return the names of files that hold a text, Parquet as it reads."""
-    names = []
-    for path in sorted([layout.catalogue, *layout.root.rglob("*")]):
-        content = path.read_bytes() if path.is_file() else b""
-        if path.suffix == ".parquet":
-            content = str(duckdb.sql(f"FROM read_parquet('{path}')").fetchall()).encode()
-        if text.encode() in content:
-            names.append(path.name)
-    return names
 
 
 def _disk_bytes(layout: Layout) -> int:
@@ -119,7 +75,7 @@ def test_no_byte_is_left_when_the_command_returns(
 
     code, done = _compact(cli, layout, *words)
 
-    assert _find_text(layout) == []
+    assert find_text(layout, TEXT) == []
     assert (code, done["is_gone"], done["bytes_waiting"]) == (0, True, 0)
     assert done["bytes_after"] == _disk_bytes(layout)
     assert foretold["dropped"] == done["dropped"]
@@ -153,7 +109,7 @@ def test_what_is_left_for_readers_is_said_by_the_command_and_by_stats(
     removed = json.loads(stats)["removed"]
     assert size <= removed["size_bytes"] < json.loads(redacted.stdout)["bytes_waiting"]
     assert (json.loads(stats)["bytes"], "removed  " in words) == (kept, True)
-    assert _find_text(layout) == []
+    assert find_text(layout, TEXT) == []
     assert "removed" not in json.loads(cli("stats", "--store", store, "--json").stdout)
 
 
@@ -168,7 +124,7 @@ def test_process_that_writes_closes_its_segment_for_it(
     code, done = _compact(cli, layout, "--rollout", "over")
     plain = _compact(cli, layout)[1]
 
-    assert _find_text(layout) == []
+    assert find_text(layout, TEXT) == []
     assert (code, done["open_spans"], done["segments_open"]) == (0, 0, 0)
     assert foretold["dropped"] == done["dropped"]
     assert (plain["segments"], plain["segments_open"]) == (1, 0)
@@ -183,15 +139,11 @@ def test_idle_process_is_named_and_closes_it_with_its_next_line(
 ) -> None:
     """What is left, why and until when; and with the exit code, as long as it is there."""
     child = start("idle")
-    assert child.stdin is not None
-    assert child.stdout is not None
 
     code, done = _compact(cli, layout, "--rollout", "over")
     said = cli("compact", "--store", str(layout.catalogue), "--rollout", "over").stdout
     plain = cli("compact", "--store", str(layout.catalogue))
-    child.stdin.write("go on\n")
-    child.stdin.flush()
-    child.stdout.readline()
+    go_on(child)
     after = _compact(cli, layout, "--rollout", "over")
 
     assert (code, done["open_spans"], done["is_gone"]) == (1, 2, False)
@@ -199,7 +151,7 @@ def test_idle_process_is_named_and_closes_it_with_its_next_line(
     assert "1 segment closed by the process that writes, with its next span" in said
     assert plain.returncode == 0
     assert "nothing to do" not in plain.stdout
-    assert (after[0], after[1]["is_gone"], _find_text(layout)) == (0, True, [])
+    assert (after[0], after[1]["is_gone"], find_text(layout, TEXT)) == (0, True, [])
 
 
 def test_rollout_that_goes_on_is_told_of(store: Store, layout: Layout, cli: Cli) -> None:
@@ -210,7 +162,7 @@ def test_rollout_that_goes_on_is_told_of(store: Store, layout: Layout, cli: Cli)
 
     assert (code, done["open_spans"], done["dropped"]["rollout"]["spans"]) == (1, 1, 1)
     assert _compact(cli, layout, "--rollout", "over")[0] == 0
-    assert _find_text(layout) == []
+    assert find_text(layout, TEXT) == []
 
 
 def test_feedback_and_tasks_go_with_their_rollout(
@@ -238,7 +190,7 @@ def test_feedback_and_tasks_go_with_their_rollout(
     settled([_span(make_span, queued.rollout_id, TEXT)])
     Queue(state).cancel(queued.rollout_id)
     assert _compact(cli, layout, "--rollout", queued.rollout_id)[0] == 0
-    assert _find_text(layout) == []
+    assert find_text(layout, TEXT) == []
     assert [row.rollout_id for row in Queue(state).rollouts()] == [waits.rollout_id]
     assert len(store.sql("FROM rewards").rows()) == 1
     state.close()

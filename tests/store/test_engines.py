@@ -16,8 +16,7 @@ from tests.store.conftest import MakeSpan
 
 from lightning_otel import Store, auto_trace
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
-from lightning_otel.store.engines import make_source
-from lightning_otel.store.engines.memory import MemorySource
+from lightning_otel.store.engines import MemorySource, make_source
 from lightning_otel.store.engines.remote import RemoteSource
 from lightning_otel.store.lake import is_lake, lake_address
 from lightning_otel.store.layout import Layout
@@ -275,9 +274,7 @@ def test_a_token_is_asked_for(
     assert "LIGHTNING_OTEL_TOKEN" in raised.value.remedy
 
 
-def test_nothing_is_recorded_over_a_network(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_recorded_over_a_network(caplog: pytest.LogCaptureFixture) -> None:
     """A program traced into it runs on, and is told what to do instead."""
     url = "http://127.0.0.1:1"
     with pytest.raises(ConfigError, match="OTLP"):

@@ -144,7 +144,7 @@ def test_follow_keeps_consumers_apart(
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
 
 
-def test_follow_refuses_what_cannot_be(store: Store, tmp_path: Path, make_span: MakeSpan) -> None:
+def test_follow_refuses_what_cannot_be(store: Store, make_span: MakeSpan) -> None:
     """A missing store, a store in memory, a bad name and a damaged position are named."""
     with pytest.raises(StoreMissingError):
         store.follow("trainer")
@@ -154,9 +154,9 @@ def test_follow_refuses_what_cannot_be(store: Store, tmp_path: Path, make_span: 
     for name in ("", "../x", "a b", "x" * 101, ".hidden"):
         with pytest.raises(ConfigError, match="cannot name a consumer"):
             store.follow(name)
-    assert store.layout is not None
-    (store.layout.root / "followers").mkdir()
-    (store.layout.root / "followers" / "torn.position").write_bytes(b"no database" * 1000)
+    folder = Path(f"{store.name}.d", "followers")
+    folder.mkdir()
+    (folder / "torn.position").write_bytes(b"no database" * 1000)
     with pytest.raises(StoreError, match="everything is delivered again"):
         store.follow("torn")
 
@@ -262,10 +262,8 @@ def test_follow_delivers_once_whatever_happens(
     """Whatever is settled, merged or cut off, each span is committed once and none is left out."""
     folder = tmp_path / "any"
     shutil.rmtree(folder, ignore_errors=True)
-    store = Store(folder / "s.duckdb")
-    assert store.layout is not None
-    store.layout.create()
-    layout = store.layout
+    store, layout = Store(folder / "s.duckdb"), Layout(folder / "s.duckdb")
+    layout.create()
     writers = [SpanWriter(layout)]
     written: list[str] = []
     sent: list[Span] = []
@@ -419,6 +417,7 @@ def test_position_stays_small(
         with store.follow("trainer") as follower:
             live = follower.batch(700)
         settle(layout)
+        wait_until_visible(layout)  # a slow disk puts it off
         with store.follow("trainer") as follower:
             spans = live + follower.batch()
         assert len({span.span_id for span in spans}) == len(spans) == 2_000

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.command import examine
 from tests.manifests import seal_manifest
-from tests.store.conftest import MakeSpan, Settled, Write
+from tests.store.conftest import Layout, MakeSpan, Settled, Write
 
 from lightning_otel import Store
 from lightning_otel.errors import LightningOtelError, StoreError, StoreVersionError
@@ -67,12 +67,12 @@ def _try_doors(store: Store, doors: Callable[[str], bool] = lambda name: True) -
     return errors
 
 
-def _write_rows(layout: Any, rows: list[Any]) -> None:
+def _write_rows(layout: Layout, rows: list[Any], schema: Any = 1) -> None:
     for path in (layout.manifest_path, layout.manifest_copy):
-        path.write_bytes(seal_manifest(rows))
+        path.write_bytes(seal_manifest(rows, schema))
 
 
-def _read_rows(layout: Any) -> list[Any]:
+def _read_rows(layout: Layout) -> list[Any]:
     rows = map(json.loads, layout.manifest_path.read_bytes().splitlines())
     return [row for row in rows if row["kind"] not in ("store", "end")]
 
@@ -81,12 +81,16 @@ def _read_rows(layout: Any) -> list[Any]:
 @pytest.mark.parametrize("kind", ["file", "segment", "segment's file", "note"])
 @pytest.mark.parametrize("form", ["../../../home/{}", "{home}/{}", "../data/{}", "{}\0", "{}\n"])
 def test_a_name_is_never_a_path(
-    store: Store, home: Path, settled: Settled, make_span: MakeSpan, kind: str, form: str
+    store: Store,
+    layout: Layout,
+    home: Path,
+    settled: Settled,
+    make_span: MakeSpan,
+    kind: str,
+    form: str,
 ) -> None:
     """S7: a list that names a path is damaged, and reported; nothing outside is touched or read."""
     settled([make_span(name="own")])
-    layout = store.layout
-    assert layout is not None
     pattern = "*.ndjson" if kind == "segment" else "spans-*"
     name = form.replace("{home}", str(home)).format(next(home.glob(pattern)).name)
     rows = _read_rows(layout)
@@ -121,12 +125,10 @@ def test_a_name_is_never_a_path(
     ],
 )  # fmt: skip
 def test_no_link_within_a_store_is_followed(
-    store: Store, home: Path, settled: Settled, make_span: MakeSpan, place: str
+    store: Store, layout: Layout, home: Path, settled: Settled, make_span: MakeSpan, place: str
 ) -> None:
     """S7: the store is refused by the link's name, whatever is asked, and recorded into by none."""
     settled([make_span()])
-    layout = store.layout
-    assert layout is not None
     path = layout.root / place
     if path.exists():
         path.rename(layout.root / f"was-{place}")
@@ -145,13 +147,11 @@ def test_no_link_within_a_store_is_followed(
 
 @pytest.mark.usefixtures("at_once")
 def test_links_to_files_are_put_aside_unread(
-    store: Store, home: Path, settled: Settled, write: Write, make_span: MakeSpan
+    store: Store, layout: Layout, home: Path, settled: Settled, write: Write, make_span: MakeSpan
 ) -> None:
     """S7: as data file, segment or note, and where temporary files go; the others are read."""
     linked = settled([make_span()])
     settled([make_span(name="own")])
-    layout = store.layout
-    assert layout is not None
     linked.unlink()
     layout.quarantine.mkdir()
     shutil.rmtree(layout.new / "spill", ignore_errors=True)
@@ -221,20 +221,17 @@ def test_a_manifest_of_any_records_is_read_or_damaged(
 ) -> None:  # fmt: skip
     """S7: never a traceback, nothing outside is touched, and the next commands find a store."""
     folder = tmp_path_factory.mktemp("foreign")
-    store = Store(folder / "traces.duckdb")
+    store, layout = Store(folder / "traces.duckdb"), Layout(folder / "traces.duckdb")
     store.add([make_span()])
     store.writer().seal()
     store.settle()
-    layout = store.layout
-    assert layout is not None
     (folder / "x").write_text("somebody's")
     rows = [
         {key: value for key, value in row.items() if not (key in lacking and number in changes)}
         | changes.get(number, {})
         for number, row in enumerate(_read_rows(layout))
     ]
-    for path in (layout.manifest_path, layout.manifest_copy):
-        path.write_bytes(seal_manifest([*rows, *extra], schema))
+    _write_rows(layout, [*rows, *extra], schema)
 
     errors = _try_doors(store, lambda name: name in ("sql", "repair"))
     if type(schema) is int and schema in range(2, 1 << 63):
@@ -248,12 +245,10 @@ def test_a_manifest_of_any_records_is_read_or_damaged(
 
 @pytest.mark.parametrize("path", ["manifest_path", "manifest_copy"])
 def test_a_version_is_believed_after_its_checksum(
-    store: Store, settled: Settled, make_span: MakeSpan, path: str
+    store: Store, layout: Layout, settled: Settled, make_span: MakeSpan, path: str
 ) -> None:
     """One bit of `"schema":1` is damage: the other copy counts, and is put in its place."""
     settled([make_span()])
-    layout = store.layout
-    assert layout is not None
     manifest: Path = getattr(layout, path)
     whole = manifest.read_bytes()
     manifest.write_bytes(whole.replace(b'"schema":1', b'"schema":3'))
@@ -264,7 +259,6 @@ def test_a_version_is_believed_after_its_checksum(
     store.repair()
 
     assert layout.manifest_path.read_bytes() == layout.manifest_copy.read_bytes() == whole
-    for place in (layout.manifest_path, layout.manifest_copy):
-        place.write_bytes(seal_manifest(_read_rows(layout), schema=3))
+    _write_rows(layout, _read_rows(layout), schema=3)
     with pytest.raises(StoreVersionError, match="schema 3"):
         store.spans().rows()

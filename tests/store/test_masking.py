@@ -1,12 +1,12 @@
 """What a redaction does to one span: nothing of what was named is left, all else is as it was."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.store.conftest import MakeSpan
 
 from lightning_otel.errors import ConfigError
 from lightning_otel.redact import MASK, Redactor, Rules
@@ -14,7 +14,6 @@ from lightning_otel.store.schema import build_record, build_span
 from lightning_otel.types import Event, Link, Span
 from lightning_otel.types import conventions as c
 
-MakeSpan = Callable[..., Span]
 WHO = "alice@example.org"
 _ALICE = Rules(patterns=(r"alice@example\.org",))
 _MULLER = Rules(patterns=('"J" Müller|Müller',))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.store.conftest import MakeSpan, Settled
+from tests.store.conftest import Layout, MakeSpan, Settled
 
 from lightning_otel import Store
 from lightning_otel.state import State
@@ -78,11 +78,11 @@ def test_root_leaves_a_store_to_its_owner(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_rights_stay_as_they_were_set(store: Store, settled: Settled, make_span: MakeSpan) -> None:
+def test_rights_stay_as_they_were_set(
+    store: Store, layout: Layout, settled: Settled, make_span: MakeSpan
+) -> None:
     """A group that was let in stays in; a merged file is for who could read all of its parts."""
     settled([make_span()])
-    layout = store.layout
-    assert layout is not None
     store.connect()
     State.beside(store).ensure()
     kept = [layout.manifest_path, layout.manifest_copy, layout.catalogue, layout.state_path]

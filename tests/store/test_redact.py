@@ -8,13 +8,12 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import duckdb
 import pytest
-from tests.store.conftest import recorders
+from tests.store.conftest import TEXT, MakeSpan, Start, Write, find_text, go_on
 
 from lightning_otel import Store, auto_trace, emit_message
 from lightning_otel.errors import ConfigError, NotFoundError
@@ -25,9 +24,6 @@ from lightning_otel.store.redact import RECORDS, read_redactions
 from lightning_otel.store.settle import elect_settler
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
-
-MakeSpan = Callable[..., Span]
-Write = Callable[[Iterable[Span]], Path]
 
 WHO = "alice@example.org"
 PATTERN = r"alice@example\.org"
@@ -44,18 +40,6 @@ def _call(make_span: MakeSpan, rollout: str, text: str, **more: object) -> Span:
     said = json.dumps([{"role": "user", "parts": [{"type": "text", "content": text}]}])
     attributes = {c.ROLLOUT_ID: rollout, c.OPERATION: "chat", c.INPUT_MESSAGES: said, **more}
     return make_span(attributes=attributes, scope=c.SCOPE)
-
-
-def _stored(layout: Layout) -> str:
-    """Everything that stands in any file of the store, Parquet read as text."""
-    texts = []
-    for path in sorted(layout.root.rglob("*")):
-        if path.suffix == ".parquet":
-            rows = duckdb.sql(f"SELECT * FROM read_parquet('{path}')").fetchall()
-            texts += [str(row) for row in rows]
-        elif path.is_file():
-            texts.append(path.read_text(errors="replace"))
-    return "\n".join(texts)
 
 
 def _by_id(store: Store) -> dict[str, Span]:
@@ -84,7 +68,7 @@ def test_content_is_gone_from_files_and_segments_and_all_else_is_as_it_was(
 
     assert (done.spans, done.rollouts, done.values["pattern"], done.files) == (2, 1, 2, 2)
     assert done.is_gone
-    assert WHO not in _stored(layout)
+    assert find_text(layout, WHO) == []
     after = _by_id(store)
     assert after.keys() == before.keys()
     for span_id, span in before.items():
@@ -99,84 +83,52 @@ def test_content_is_gone_from_files_and_segments_and_all_else_is_as_it_was(
     assert not store.redact(patterns=[PATTERN], wait_s=20).spans
 
 
-_LIVING = """
-import sys, threading
-from lightning_otel import Store, auto_trace, emit_message
-is_told = threading.Event()
-threading.Thread(target=lambda: (sys.stdin.readline(), is_told.set())).start()
-with auto_trace(store=Store(sys.argv[1]), rollout_id="r1"):
-    emit_message("write to alice@example.org")
-    print("ready", flush=True)
-    while not is_told.wait(0.01):
-        if sys.argv[2] == "busy":
-            emit_message("and so on")
-    emit_message("one more")
-    print("more", flush=True)
-    sys.stdin.readline()
-"""
-
-
-@pytest.fixture
-def living(layout: Layout) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
-    """``living("busy")``: a process that has said something, with a span open; ``idle`` waits."""
-    with recorders(_LIVING, layout) as run:
-        yield run
-
-
-def _tell(child: "subprocess.Popen[str]") -> None:
-    assert child.stdin is not None
-    child.stdin.write("go on\n")
-    child.stdin.flush()
-
-
 def test_process_that_writes_on_closes_its_segment_for_it(
-    store: Store, layout: Layout, living: Callable[[str], "subprocess.Popen[str]"]
+    store: Store, layout: Layout, start: Start
 ) -> None:
     """With a span open, and without losing, doubling or breaking off anything it writes."""
-    child = living("busy")
+    child = start("busy")
     before = [path.name for path in layout.segments()]
 
     other = store.redact(patterns=["nowhere"], wait_s=5)
     untouched = [path.name for path in layout.segments()]
     modes = {path.stat().st_mode & 0o777 for path in layout.segments()}
-    done = store.redact(patterns=[PATTERN], wait_s=20)
+    done = store.redact(patterns=[TEXT], wait_s=20)
     is_alive = child.poll() is None
-    held = _stored(layout)
-    _tell(child)
-    _tell(child)
+    held = find_text(layout, TEXT)
+    go_on(child)
+    go_on(child)
     child.wait(20)
 
     assert (other.spans, other.open_spans, untouched, modes) == (0, 0, before, {0o600})
     assert (done.spans, done.open_spans, done.is_gone) == (1, 0, True)
     assert is_alive
-    assert WHO not in held
+    assert held == []
     spans = list(store.spans())
     assert len({span.span_id for span in spans}) == len(spans)
     assert not [span for span in spans if span.is_incomplete]
     assert store.accounting().is_balanced
-    assert {span.rollout_id for span in spans} == {"r1"}
+    assert {span.rollout_id for span in spans} == {"over", "other"}
 
 
 def test_process_that_is_idle_is_counted_and_closes_it_with_its_next_line(
-    store: Store, layout: Layout, living: Callable[[str], "subprocess.Popen[str]"]
+    store: Store, layout: Layout, start: Start
 ) -> None:
     """It was asked, so the next redaction reaches what this one could not; and a killed one's."""
-    child = living("idle")
-    assert child.stdout is not None
+    child = start("idle")
 
-    found = [store.redact(patterns=[PATTERN], wait_s=5)]
-    _tell(child)
-    assert child.stdout.readline() == "more\n"
-    found.append(store.redact(patterns=[PATTERN], wait_s=20))
+    found = [store.redact(patterns=[TEXT], wait_s=5)]
+    go_on(child)
+    found.append(store.redact(patterns=[TEXT], wait_s=20))
     assert child.poll() is None
-    assert WHO not in _stored(layout)
-    other = living("idle")
+    assert find_text(layout, TEXT) == []
+    other = start("idle")
     other.kill()
     other.wait(20)
-    found.append(store.redact(patterns=[PATTERN], wait_s=20))
+    found.append(store.redact(patterns=[TEXT], wait_s=20))
 
     assert [(each.spans, each.open_spans) for each in found] == [(0, 1), (1, 0), (1, 0)]
-    assert WHO not in _stored(layout)
+    assert find_text(layout, TEXT) == []
 
 
 def test_own_segment_is_reached_with_spans_open(store: Store, layout: Layout) -> None:
@@ -185,11 +137,11 @@ def test_own_segment_is_reached_with_spans_open(store: Store, layout: Layout) ->
         emit_message(f"write to {WHO}")
         told = store.redact(patterns=[PATTERN], is_dry_run=True)
         done = store.redact(patterns=[PATTERN], wait_s=20)
-        held = _stored(layout)
+        held = find_text(layout, WHO)
         emit_message("and so on")
 
     assert (told.spans, told.open_spans) == (done.spans, done.open_spans) == (1, 0)
-    assert WHO not in held
+    assert held == []
     spans = list(store.spans())
     bodies = {str(span.attributes.get(c.MESSAGE_BODY)) for span in spans}
     assert bodies >= {f"write to {MASK}", "and so on"}
@@ -331,7 +283,7 @@ def test_killed_at_any_point_each_span_is_there_once_and_the_next_one_finishes(
     done = store.redact(patterns=[PATTERN], wait_s=30)
 
     assert done.is_gone
-    assert WHO not in _stored(layout)
+    assert find_text(layout, WHO) == []
     assert sorted(span.span_id for span in store.spans()) == sorted(ids)
     assert store.accounting().is_balanced
     assert not [path for path in (Path(layout.new)).iterdir() if path.suffix == ".parquet"]

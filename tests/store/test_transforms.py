@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.store.conftest import find_text
 
 import lightning_otel as lo
 from lightning_otel import Span, Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.store import transforms
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.settle import settle
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import conventions as c
 from lightning_otel.views.doctor import examine
@@ -46,21 +46,15 @@ def fails(span: Span) -> Span:
     raise ValueError(f"cannot read {span.attributes}")
 
 
-def bytes_of(store: Store) -> bytes:
-    """All that stands in the store's folder."""
-    files = Path(store.name).parent.rglob("*")
-    return b"".join(path.read_bytes() for path in files if path.is_file())
-
-
-def test_transform_redacts_before_anything_is_written(store: Store) -> None:
+def test_transform_redacts_before_anything_is_written(store: Store, layout: Layout) -> None:
     """A secret in an attribute, a body or a name never reaches the disk, nor does its start's."""
     with lo.auto_trace(store=store, task=f"use {SECRET}", transforms=[redact]) as recording:
         lo.emit_message(f"the password is {SECRET}")
         with lo.operation(f"op {SECRET}"):
-            on_disk = bytes_of(store)
+            on_disk = find_text(layout, SECRET)
         spans = recording.spans()
 
-    assert SECRET.encode() not in on_disk + bytes_of(store)
+    assert on_disk + find_text(layout, SECRET) == []
     (message,) = (span for span in spans if span.name == c.SPAN_MESSAGE)
     assert message.attributes[c.MESSAGE_BODY] == "the password is ***"
     assert len(store.spans().rows()) == 3
@@ -81,8 +75,7 @@ def test_transform_drops(store: Store, caplog: pytest.LogCaptureFixture) -> None
         seen.append(len(store.spans().rows()))
     live = [span.name for span in store.spans()]
     store.writer().seal()
-    assert store.layout is not None
-    settle(store.layout)
+    store.settle()
     settled = [span.name for span in store.spans()]
     accounting = store.accounting()
     with store.follow("any") as follower:
@@ -101,7 +94,7 @@ def test_transform_drops(store: Store, caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_transform_that_raises_loses_no_span_and_lets_nothing_out(
-    store: Store, caplog: pytest.LogCaptureFixture
+    store: Store, layout: Layout, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its span is kept without content, counted, and one warning says so without the content."""
     with (
@@ -114,7 +107,7 @@ def test_transform_that_raises_loses_no_span_and_lets_nothing_out(
 
     spans = store.spans().rows()
     assert len(spans) == 3
-    assert SECRET.encode() not in bytes_of(store)
+    assert find_text(layout, SECRET) == []
     assert SECRET not in caplog.text
     assert {span.rollout_id for span in spans} == {"r1"}
     assert transforms.FAILED in {span.attributes.get(c.MESSAGE_BODY) for span in spans}
@@ -134,12 +127,14 @@ def test_transform_that_raises_loses_no_span_and_lets_nothing_out(
         lambda span: [lo.emit_message(SECRET), replace(span, attributes={})][1],
     ],
 )
-def test_transform_that_gives_nonsense_has_failed(store: Store, transform: object) -> None:
+def test_transform_that_gives_nonsense_has_failed(
+    store: Store, layout: Layout, transform: object
+) -> None:
     """What is no span is not written, and what was given to it is not either."""
     with lo.auto_trace(store=store, transforms=[transform]):  # type: ignore[list-item]  # nonsense
         lo.emit_message(SECRET)
 
-    assert SECRET.encode() not in bytes_of(store)
+    assert find_text(layout, SECRET) == []
     assert {span.name for span in store.spans()} == {c.SPAN_ROLLOUT, c.SPAN_MESSAGE}
 
 
@@ -190,13 +185,13 @@ def test_transforms_are_applied_in_order_and_inherited(store: Store) -> None:
     assert store.spans().rows()[-1].attributes.get("marks") is None
 
 
-def test_transform_applies_to_what_is_added(store: Store) -> None:
+def test_transform_applies_to_what_is_added(store: Store, layout: Layout) -> None:
     """Spans that come complete, as received ones do, pass through those of the process."""
     lo.add_transform(redact)
     span = Span("ab" * 16, "cd" * 8, None, SECRET, 1, 2, attributes={"text": SECRET})
     store.add([span])
 
-    assert SECRET.encode() not in bytes_of(store)
+    assert find_text(layout, SECRET) == []
     lo.add_transform(lambda span: None)
     store.add([replace(span, span_id="ef" * 8)])
     assert len(store.spans().rows()) == 1
@@ -243,7 +238,7 @@ PROGRAM = ("--", "python", "-c", "import mine; mine.says(); print('ran')")
     ],
 )
 def test_transform_holds_in_other_processes(
-    store: Store, tmp_path: Path, words: list[str], setting: str, body: str | None
+    store: Store, layout: Layout, tmp_path: Path, words: list[str], setting: str, body: str | None
 ) -> None:
     """Of a carried function, of ``run`` and its program; one not found there lets nothing out."""
     (tmp_path / "mine.py").write_text(MINE)
@@ -254,7 +249,7 @@ def test_transform_holds_in_other_processes(
     )
 
     assert done.returncode == 0, done.stderr
-    assert SECRET.encode() not in bytes_of(store)
+    assert find_text(layout, SECRET) == []
     bodies = [span.attributes.get(c.MESSAGE_BODY) for span in store.spans()]
     assert (body or transforms.FAILED) in bodies
     assert ("cannot load the transform 'mine:cleaner'" in done.stderr) == (

@@ -1,7 +1,4 @@
-"""Ended spans of a store as they arrive, from live segments and settled files.
-
-Those of a segment come in the order of its lines, those of a file by process and number.
-"""
+"""Ended spans of a store as they arrive, from live segments and settled files."""
 
 import contextlib
 import itertools
@@ -78,13 +75,12 @@ class Arrivals:
                 return
         self.bound = self._make_bound(snapshot)
 
-    def list_origins(self) -> list[str]:
-        """Return the segments that were read."""
-        return [Path(name).stem for name in self._offsets]
-
-    def list_keys(self) -> Iterator[Key]:
-        """Yield the keys of spans without a number in segments."""
-        return itertools.chain.from_iterable(self._keys.values())
+    def advance_position(self) -> None:
+        """Note that all up to the bound was delivered; what tells of spans in segments is kept."""
+        assert self.bound is not None
+        origins = {Path(name).stem for name in self._offsets}
+        keys = itertools.chain.from_iterable(self._keys.values())
+        self._position.advance(self.bound, origins, keys)
 
     def find_newest_ns(self) -> int:
         """Return when the last of the spans was settled that now stand in files."""
@@ -111,19 +107,15 @@ class Arrivals:
         folder, before_ns = self._layout.data, self._position.settled_ns
         times = [find_settled_ns(folder, file) for file in snapshot.files]
         settled_ns = max([before_ns, *times])
-        if settled_ns > before_ns and any(
-            not file.settled_ns or before_ns < file.settled_ns <= settled_ns
-            for file in self._list_missing_files(snapshot)
-        ):
-            return None
-        names = frozenset(path.stem for path in snapshot.segments)
-        return Bound(settled_ns, names.union(Path(name).stem for name in snapshot.excluded))
-
-    def _list_missing_files(self, snapshot: Snapshot) -> list[DataFile]:
-        names = {file.name for file in snapshot.files} - self._unreadable
-        files = [f for f in self._layout.read_manifest().live_files if f.name not in names]
-        notes = read_notes(self._layout) if self._layout.quarantine.exists() else ()
-        return files + [note.file for note in notes if note.is_open and note.file is not None]
+        if settled_ns > before_ns:
+            names = {file.name for file in snapshot.files} - self._unreadable
+            missing = [f for f in self._layout.read_manifest().live_files if f.name not in names]
+            notes = read_notes(self._layout)
+            missing += [note.file for note in notes if note.is_open and note.file is not None]
+            if any(not f.settled_ns or before_ns < f.settled_ns <= settled_ns for f in missing):
+                return None
+        segments = frozenset(path.stem for path in snapshot.segments)
+        return Bound(settled_ns, segments.union(Path(name).stem for name in snapshot.excluded))
 
     def _read_segment(self, path: Path, snapshot: Snapshot) -> Iterator[list[Ended]]:
         status = path.stat()
@@ -176,17 +168,13 @@ class Arrivals:
         ]
         if not files:
             return spans
-        keys = {make_key(*ids) for ids in self._find_ids(files, min(times), max(times))}
-        return [span for span in spans if span.origin or span.key not in keys]
-
-    def _find_ids(
-        self, files: Sequence[DataFile], low_ns: int, high_ns: int
-    ) -> list[tuple[str, str]]:
+        query = (
+            "SELECT trace_id, span_id FROM every "
+            f"WHERE end_ns IS NOT NULL AND start_ns BETWEEN {min(times)} AND {max(times)}"
+        )
         with self._open_files(files) as reader:
-            return reader.execute(
-                "SELECT trace_id, span_id FROM every "
-                f"WHERE end_ns IS NOT NULL AND start_ns BETWEEN {low_ns} AND {high_ns}"
-            ).fetchall()
+            keys = {make_key(*ids) for ids in reader.execute(query).fetchall()}
+        return [span for span in spans if span.origin or span.key not in keys]
 
     @contextlib.contextmanager
     def _open_files(self, files: Sequence[DataFile]) -> Iterator[Reader]:

@@ -28,7 +28,12 @@ from lightning_otel.store.parquet import (
 )
 from lightning_otel.store.rewrite import InterleavedError, Rewrite, TooWideError
 from lightning_otel.store.selection import create_moved_table
-from lightning_otel.store.settle import list_sealed, settle_elected, wait_until_visible
+from lightning_otel.store.settle import (
+    list_sealed,
+    list_unsealed,
+    settle_elected,
+    wait_until_visible,
+)
 from lightning_otel.store.snapshot import IS_SPAN, SEGMENT_COLUMNS, Snapshot, ndjson_sql, rows_sql
 from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths, quote_text
 from lightning_otel.store.views import IS_ANNOTATION
@@ -41,6 +46,7 @@ log = logging.getLogger(__name__)
 TARGET_ROWS: Final = 1_000_000
 TARGET_BYTES: Final = 256 << 20
 """A file grows no further, so that retention need not write too much anew."""
+_MANY_FILES: Final = 64
 _IS_DELETED: Final = f"reason <> {quote_text(n.SIZE)}"
 
 Progress = Callable[[int, int], None]
@@ -166,15 +172,13 @@ def compact(
     )
 
 
-def compact_if_needed(
-    layout: Layout, max_bytes: int | None = None, *, least_files: int = 64
-) -> int:
+def compact_if_needed(layout: Layout, max_bytes: int | None) -> int:
     """Merge one group of small files if there are many, and drop rollouts beyond a size limit.
 
     Nothing if another process settles. A tenth more than needed is dropped, lest every settled
     segment rewrites files. Return how many ended spans went.
     """
-    has_many = sum(map(_may_grow, layout.read_manifest().live_files)) >= least_files
+    has_many = sum(map(_may_grow, layout.read_manifest().live_files)) >= _MANY_FILES
     limit = None
     if max_bytes is not None and measure_store(layout) > max_bytes:
         limit = max_bytes - max_bytes // 10
@@ -258,8 +262,7 @@ def _find_expired(
             f"FROM expired UNION SELECT {ROLLOUT} FROM spans WHERE NOT {IS_ANNOTATION}) GROUP BY 1"
         )
     # Not those of the snapshot: what was settled just now counts a moment later for readers.
-    closed, segments = list_sealed(layout), layout.list_unsettled(layout.read_manifest())
-    still_open = [path.name for path in segments if path not in closed]
+    still_open = [path.name for path in list_unsealed(layout)]
     counted = snapshot if is_dry_run else snapshot.without(still_open)
     alive = [quote_text(name.rpartition("-")[0]) for name in still_open] or ["''"]
     rows = con.execute(

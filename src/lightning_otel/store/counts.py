@@ -1,7 +1,4 @@
-"""Counts of ended spans by reason, such as ``rejected.conflict``.
-
-They add up name by name, from a segment's lines into the manifest. Pure: no I/O.
-"""
+"""Counts of ended spans by reason, such as ``rejected.conflict``; they add up name by name."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -105,8 +102,8 @@ class Accounting:
         ]
 
 
-def make_accounting(counts: Mapping[str, int], *, stored: int, pending: int = 0) -> Accounting:
-    """Return the accounting that counts amount to, with the spans that can be read and wait."""
+def make_accounting(counts: Mapping[str, int], *, stored: int) -> Accounting:
+    """Return the accounting that counts amount to, with the number of spans that can be read."""
     rejected, dropped = (
         {
             name.removeprefix(prefix): n
@@ -118,7 +115,7 @@ def make_accounting(counts: Mapping[str, int], *, stored: int, pending: int = 0)
     return Accounting(
         counts.get(ENDED, 0),
         stored,
-        pending,
+        counts.get(PENDING, 0),
         rejected,
         dropped,
         counts.get(SLOW_WRITES, 0),

@@ -22,11 +22,10 @@ from lightning_otel.errors import (
 )
 from lightning_otel.store import quarantine
 from lightning_otel.store.files import is_own_file, list_names
-from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout, elect_settler
+from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout, elect_settler, now_us
 from lightning_otel.store.manifest import DataFile, Manifest
-from lightning_otel.store.parquet import (
-    list_live_files,
-)
+from lightning_otel.store.parquet import list_live_files
+from lightning_otel.store.quarantine import Note
 
 if TYPE_CHECKING:
     import duckdb
@@ -35,7 +34,6 @@ log = logging.getLogger(__name__)
 
 _SUFFIX: Final = ".parquet"
 _NO_FILE: Final = "it is a link or no file, and is never followed"
-_MENDING_S: Final = 2.0
 
 
 @dataclass(slots=True)
@@ -89,7 +87,9 @@ def quarantine_damage(layout: Layout, files: Sequence[DataFile] | None = None) -
             if is_own_file(path):
                 quarantine.quarantine_lines(layout, path)
             else:
-                quarantine.quarantine_link(layout, path, damaged[name])
+                now = now_us()
+                note = Note(name, "segment", damaged[name], now, resolved_us=now)
+                quarantine.put_aside(layout, path, note)
     return damaged
 
 
@@ -236,8 +236,8 @@ def count_missing_spans(layout: Layout, manifest: Manifest | None = None) -> dic
     manifest = manifest or layout.read_manifest()
     rows = {file.name: file.rows for file in manifest.live_files}
     names = {file.name for file in list_missing_files(layout, manifest)} | list_excluded(layout)
-    notes = quarantine.read_notes(layout) if layout.quarantine.exists() else ()
     lacking = {name: rows.get(name, 0) for name in names}
+    notes = quarantine.read_notes(layout)
     return lacking | {note.name: note.missing for note in notes if note.is_open}
 
 

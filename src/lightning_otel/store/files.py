@@ -95,6 +95,16 @@ def put_file(source: Path, final: Path, replaced: Iterable[Path] = ()) -> None:
     os.replace(source, final)
 
 
+def replace_file(final: Path, content: bytes, drafts: Path, *, is_synced: bool = False) -> None:
+    """Put a file in its place as a whole, made in another folder of the same disk."""
+    draft = drafts / f"{os.getpid()}-{os.urandom(4).hex()}-{final.name}"
+    write_private(draft, content, is_synced=is_synced)
+    try:
+        put_file(draft, final)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def write_private(path: Path, content: bytes, *, is_synced: bool = False) -> None:
     """Make a file that only its owner can read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -141,7 +151,7 @@ def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def add_private(path: Path, content: bytes) -> None:
-    """Make a private file, unless one stands there."""
+    """Make a private file, unless one stands there, be it since a moment."""
     with contextlib.suppress(FileExistsError):
         write_private(path, content)
 
@@ -162,9 +172,7 @@ def read_token(path: Path) -> tuple[str, bool]:
     """
     try:
         if is_new := not path.exists():
-            # Another server may make it in this moment.
-            with contextlib.suppress(FileExistsError):
-                write_private(path, f"{os.urandom(32).hex()}\n".encode())
+            add_private(path, f"{os.urandom(32).hex()}\n".encode())
         with path.open() as file:
             status = os.fstat(file.fileno())
             token = file.read(4096).strip()

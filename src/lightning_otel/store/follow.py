@@ -172,12 +172,11 @@ class Follower:
                 self._in_hand.append(ended)
 
     def _write_position(self) -> None:
-        bound = self._arrivals.bound
-        if bound is None or any(ended.is_settled for ended in (*self._in_hand, *self._queue)):
+        is_settled = any(ended.is_settled for ended in (*self._in_hand, *self._queue))
+        if is_settled or self._arrivals.bound is None:
             self._position.write()
         else:
-            arrivals = self._arrivals
-            self._position.advance(bound, arrivals.list_origins(), arrivals.list_keys())
+            self._arrivals.advance_position()
         self._committed = time.monotonic()
 
     def _fill_queue(self) -> bool:

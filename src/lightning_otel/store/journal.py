@@ -70,10 +70,7 @@ class Journal:
         return []
 
     def count_unstored(self, reason: str, spans: int = 1) -> None:
-        """Count spans that ended and will not be kept, at once in the segment.
-
-        The reason is ``rejected.`` or ``dropped.`` and a word.
-        """
+        """Count spans that ended and will not be kept, by a reason of :mod:`counts`, at once."""
         self._forget_if_forked()
         self._note_unstored(reason, spans)
         self._write_waiting()
@@ -95,11 +92,6 @@ class Journal:
             count for name, count in counts if name.startswith("dropped.") and name != n.TRANSFORM
         ])  # fmt: skip
 
-    @property
-    def is_hanging(self) -> bool:
-        """True if the disk took over a second for the last write."""
-        return self._pace.is_hanging
-
     def accounting(self) -> n.Accounting:
         """Return the accounts of this process's spans from its own counters; reads no disk."""
         with self._turns.alone():
@@ -108,9 +100,8 @@ class Journal:
             )
             pending = self._count_waiting()
             ended = self._stored + n.count_unstored(counts) + pending
-            return n.make_accounting(
-                {**counts, n.ENDED: ended}, stored=self._stored, pending=pending
-            )
+            counts |= {n.ENDED: ended, n.PENDING: pending}
+            return n.make_accounting(counts, stored=self._stored)
 
     def unwritten_counts(self) -> dict[str, int]:
         """Return the counts that no segment has yet, spans that wait for the disk included."""
@@ -232,8 +223,7 @@ class Journal:
     def _write_waiting(self) -> bool:
         """Write what waits in memory now, in order; False if it goes on waiting for the disk.
 
-        What comes while somebody writes, be it from a signal handler of this thread, waits for
-        that.
+        What comes while somebody writes, from a signal handler of this thread too, waits for that.
         """
         refusal, is_due = None, self.layout is not None
         while is_due and (self._waiting or self._new_counts) and refusal is None:
@@ -247,7 +237,9 @@ class Journal:
                 self._writing_thread = get_ident()
                 try:
                     while self._written < self._due or self._new_counts:
-                        if self._pace.is_hanging and self._may_rest():
+                        # A hanging disk is left alone; what does not fit in memory is written.
+                        is_resting = self._pace.is_hanging and self._pace.is_resting()
+                        if is_resting and self._waiting_bytes <= PENDING_BYTES:
                             return False
                         if len(self._waiting) == 1 and not self._new_counts:
                             self._write_lines(*self._waiting[0], 1)
@@ -273,10 +265,6 @@ class Journal:
                 refusal,
             )
         return True
-
-    def _may_rest(self) -> bool:
-        """Return whether a hanging disk is left alone; what does not fit in memory is written."""
-        return self._waiting_bytes <= PENDING_BYTES and self._pace.is_resting()
 
     def _write_batch(self) -> None:
         size = lines = 0

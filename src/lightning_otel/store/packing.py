@@ -6,6 +6,7 @@ Spans that are left out are counted as they are left out; stored spans are count
 import contextlib
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -254,26 +255,21 @@ def read_accounting(layout: Layout, moment: Moment | None = None) -> n.Accountin
     stored += sum(segment.counts.get(n.STORED, 0) for segment in segments)
     writer = writers_by_catalogue.get(layout.catalogue)
     unwritten = writer.unwritten_counts() if writer is not None else {}
-    return n.make_accounting(
-        n.sum_counts(counts, unwritten), stored=stored, pending=unwritten.get(n.PENDING, 0)
-    )
+    return n.make_accounting(n.sum_counts(counts, unwritten), stored=stored)
 
 
 def accounting_by_process(layout: Layout, since_ns: int = 0) -> dict[str, n.Accounting]:
     """Return the same for each process since then with a loss or a segment settled lately."""
     manifest, segments, _ = _read_counts(Moment(layout, _look_around))
-    totals: dict[str, dict[str, int]] = {}
-    for segment in (*manifest.segments, *segments):
-        totals[segment.process] = n.sum_counts(totals.get(segment.process, {}), segment.counts)
+    parts = [(segment.process, segment.counts) for segment in (*manifest.segments, *segments)]
     writer = writers_by_catalogue.get(layout.catalogue)
     if writer is not None:
-        totals[writer.process] = n.sum_counts(
-            totals.get(writer.process, {}), writer.unwritten_counts()
-        )
+        parts.append((writer.process, writer.unwritten_counts()))
+    totals: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for process, counts in parts:
+        totals[process] = n.sum_counts(totals[process], counts)
     return {
-        process: n.make_accounting(
-            counts, stored=counts.get(n.STORED, 0), pending=counts.get(n.PENDING, 0)
-        )
+        process: n.make_accounting(counts, stored=counts.get(n.STORED, 0))
         for process, counts in sorted(totals.items())
         if int(process.split("-")[1]) >= since_ns
     }

@@ -117,7 +117,7 @@ def write_file(
     con: "duckdb.DuckDBPyConnection",
     layout: Layout,
     query: str,
-    origin: Origin | None = None,
+    origin: Origin,
     *,
     stamp: str,
     level: int = 3,
@@ -132,9 +132,7 @@ def write_file(
     """
     # In order of their names files are in order of their making.
     path = layout.new / f"spans-{stamp}-{secrets.token_hex(4)}.parquet"
-    footer = f"schema: '{SCHEMA_VERSION}'"
-    if origin is not None:
-        footer += f", {ORIGIN}: {quote_text(origin.to_text())}"
+    footer = f"schema: '{SCHEMA_VERSION}', {ORIGIN}: {quote_text(origin.to_text())}"
     bound = f", ROW_GROUP_SIZE_BYTES {group_bytes}" if group_bytes else ""
     try:
         con.execute(

@@ -104,7 +104,6 @@ class Position:
         self._name, self._layout = name, layout
         self._path = layout.root / "followers" / f"{name}.position"
         self._lock = contextlib.ExitStack()
-        self._is_locked = False
         self._db: sqlite3.Connection | None = None
         try:
             self._open_file()
@@ -118,7 +117,13 @@ class Position:
     def _open_file(self) -> None:
         path = ""  # a temporary database of SQLite's own
         if self._name is not None:
-            self._take_lock()
+            make_private(self._path.parent)
+            self._layout.refuse_links(self._path.parent)
+            if self._lock.enter_context(file_lock(self._path.with_suffix(".lock"))) is None:
+                raise StoreError(
+                    f"the consumer {self._name!r} is at work in another process or follower; "
+                    "stop that one, or follow under another name"
+                )
             path = str(self._path)
             if not self._path.exists():
                 write_private(self._path, b"")  # SQLite's own would be open to others
@@ -146,16 +151,6 @@ class Position:
         self._changed: set[str] = set()
         self._keys: set[Key] = set()
         self._bound: Bound | None = None
-
-    def _take_lock(self) -> None:
-        make_private(self._path.parent)
-        self._layout.refuse_links(self._path.parent)
-        if self._lock.enter_context(file_lock(self._path.with_suffix(".lock"))) is None:
-            raise StoreError(
-                f"the consumer {self._name!r} is at work in another process or follower; "
-                "stop that one, or follow under another name"
-            )
-        self._is_locked = True
 
     def select_new(self, places: Sequence[Place]) -> list[bool]:
         """Return for each of some spans whether the consumer does not have it."""
@@ -242,11 +237,10 @@ class Position:
         db, self._db = self._db, None
         if db is not None:
             db.close()
-        if is_done and self._is_locked:
-            # The lock goes last: until then nobody else can have opened what is unlinked here.
-            for suffix in (".position", ".position-wal", ".position-shm", ".lock"):
-                self._path.with_suffix(suffix).unlink(missing_ok=True)
-        self._is_locked = False
+            if is_done and self._name is not None:
+                # The lock goes last: until then nobody else can have opened what is unlinked here.
+                for suffix in (".position", ".position-wal", ".position-shm", ".lock"):
+                    self._path.with_suffix(suffix).unlink(missing_ok=True)
         self._lock.close()
 
     @property

@@ -16,7 +16,7 @@ from typing import BinaryIO, Final, Literal
 
 import orjson
 
-from lightning_otel.store.files import is_own_file, make_private, write_private
+from lightning_otel.store.files import is_own_file, make_private, replace_file, write_private
 from lightning_otel.store.layout import Layout, now_us
 from lightning_otel.store.lines import (
     MAX_RECORD_BYTES,
@@ -168,20 +168,15 @@ def _read_note(path: Path) -> Note:
 
 def write_note(layout: Layout, note: Note) -> None:
     """Keep a note on disk, in place of an older one of that name."""
-    draft = layout.new / f"note-{os.getpid()}-{os.urandom(4).hex()}"
-    write_private(draft, orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2), is_synced=True)
     make_private(layout.quarantine)
-    os.replace(draft, layout.quarantine / (note.name + _NOTE))
+    text = orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2)
+    replace_file(layout.quarantine / (note.name + _NOTE), text, layout.new, is_synced=True)
 
 
 def list_predecessors(layout: Layout, manifest: Manifest) -> list[DataFile]:
     """Return the files that ceased to count, still lie there, and whose successor holds it all."""
     dropped = [file for file in manifest.files if file.dropped_us is not None and file.successor]
     return [file for file in dropped if is_own_file(layout.data / file.name)]
-
-
-def _count_spans(path: Path) -> int:
-    return len({record.get("span_id") for record in read_records(path)} - {None})
 
 
 def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
@@ -198,8 +193,9 @@ def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
     for segment in manifest.segments:
         if segment.name in present and segment.file in damaged:
             # Of a copy that began while it was written only a part may be there.
-            spans = _count_spans(layout.live / segment.name)
-            in_segments[segment.file] += min(segment.rows, spans)
+            records = read_records(layout.live / segment.name)
+            spans = {record.get("span_id") for record in records} - {None}
+            in_segments[segment.file] += min(segment.rows, len(spans))
     predecessors = {file.name: file for file in list_predecessors(layout, manifest)}
     for file in predecessors.values():
         in_files[file.successor] += file.rows
@@ -243,10 +239,9 @@ def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
     )
 
 
-def quarantine_link(layout: Layout, path: Path, why: str) -> None:
-    """Move away what stands in a segment's place and is none; a link is moved, not followed."""
-    now = now_us()
-    write_note(layout, Note(path.name, "segment", why, now, resolved_us=now))
+def put_aside(layout: Layout, path: Path, note: Note) -> None:
+    """Move a file into quarantine, with its note; a link is moved, not followed."""
+    write_note(layout, note)
     os.replace(path, layout.quarantine / path.name)
 
 

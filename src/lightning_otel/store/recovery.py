@@ -5,9 +5,7 @@ footer tells what its commit would have written, so the commit is done again; wh
 compared, span by span, with all else that the store holds.
 """
 
-import contextlib
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +27,7 @@ from lightning_otel.store.parquet import (
     read_origin,
     sync,
 )
-from lightning_otel.store.quarantine import Note, read_notes, write_note
+from lightning_otel.store.quarantine import Note, put_aside, read_notes
 from lightning_otel.store.snapshot import list_nearby_files, rows_sql, same_span_sql, segments_sql
 
 if TYPE_CHECKING:
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MENDING_S: Final = 2.0
+_ONLY_COPY: Final = "the manifest was damaged or missing"
 _UNNAMED: Final = "the manifest does not name it, and other files hold some of its spans"
 _REPLACED: Final = "it was replaced, and nothing else holds some of its spans"
 
@@ -48,11 +47,14 @@ def ensure_manifest(layout: Layout) -> Manifest:
     Raises:
         StoreDamagedError: It is damaged, so is its copy, and neither can be restored now.
     """
-    manifest, is_whole, strays = _look(layout)
-    if not is_whole or strays:
+    try:
+        damage, manifest, strays = _look(layout)
+    except FileNotFoundError:  # a folder is gone, as whoever reads it is told
+        return layout.read_manifest()
+    if damage or strays:
         try:
             # A settler at work has files that its next manifest names: it is not waited for.
-            with elect_settler(layout, wait_s=0 if is_whole else _MENDING_S) as is_elected:
+            with elect_settler(layout, wait_s=_MENDING_S if damage else 0) as is_elected:
                 if is_elected:
                     restore_manifest(layout)
         except OSError as exc:
@@ -63,25 +65,17 @@ def ensure_manifest(layout: Layout) -> Manifest:
 
 def restore_manifest(layout: Layout) -> None:
     """Write a damaged manifest anew, and have it name every data file; settler only."""
-    _, is_whole, strays = _look(layout)
-    if is_whole and not strays:
-        return
-    why, source = "", "its copy"
-    try:
-        path, manifest = layout.find_manifest()
-        if path != layout.manifest_path:
-            why = "the manifest was damaged or missing"
-    except StoreDamagedError as exc:
-        why, source, manifest = exc.what, "the data files", Manifest()
+    damage, manifest, strays = _look(layout)
     changed, adopted = manifest, 0
-    if paths := _list_strays(layout, manifest):
+    if strays:
         with bounded_connection(layout.new / SPILL) as con:
             adoption = _Adoption(con, layout, manifest)
-            changed, adopted = adoption.run(paths), adoption.adopted
-    if why:
+            changed, adopted = adoption.run(strays), adoption.adopted
+    if damage:
         old = layout.manifest_path.read_bytes() if layout.manifest_path.exists() else b""
-        quarantine.keep_copy(layout, f"manifest-{now_us()}.ndjson", "manifest", why, old)
-        log.warning("%s: %s; it was written anew from %s", layout.catalogue, why, source)
+        quarantine.keep_copy(layout, f"manifest-{now_us()}.ndjson", "manifest", damage, old)
+        source = "its copy" if damage == _ONLY_COPY else "the data files"
+        log.warning("%s: %s; it was written anew from %s", layout.catalogue, damage, source)
     elif adopted:
         log.warning(
             "%s: %d data files count again that its manifest did not name, as in a copy made while "
@@ -89,30 +83,26 @@ def restore_manifest(layout: Layout) -> None:
             layout.catalogue,
             adopted,
         )
-    if why or changed != manifest:
+    if damage or changed != manifest:
         sync(layout.data)
         layout.write_manifest(changed)
 
 
-def _look(layout: Layout) -> tuple[Manifest, bool, list[Path]]:
-    """Return the manifest, whether it is whole, and the data files that it does not name."""
+def _look(layout: Layout) -> tuple[str, Manifest, list[Path]]:
+    """Return the damage of the manifest, if any, its content, and the files it does not name."""
+    damage = ""
     try:
         path, manifest = layout.find_manifest()
-    except StoreDamagedError:
-        return Manifest(), False, []
-    strays: list[Path] = []
-    with contextlib.suppress(FileNotFoundError):  # a folder is gone, as whoever reads it is told
-        strays = _list_strays(layout, manifest)
-    return manifest, path == layout.manifest_path, strays
-
-
-def _list_strays(layout: Layout, manifest: Manifest) -> list[Path]:
+        if path != layout.manifest_path:
+            damage = _ONLY_COPY
+    except StoreDamagedError as exc:
+        damage, manifest = exc.what, Manifest()
     names = {file.name for file in manifest.files}
     drafts = map(layout.new.joinpath, filter(DATA_NAME.fullmatch, list_names(layout.new)))
     strays = [path for path in (*layout.data_files(), *drafts) if path.name not in names]
     # What was given up and came back is left where it is.
     noted = {note.name for note in read_notes(layout)} if strays else set()
-    return [path for path in strays if path.name not in noted]
+    return damage, manifest, [path for path in strays if path.name not in noted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +151,7 @@ class _Adoption:
             if path.parent == self._layout.new:
                 path.unlink()  # it was never whole
             else:
-                self._put_aside(path, Note(path.name, "data file", str(exc), now_us()))
+                put_aside(self._layout, path, Note(path.name, "data file", str(exc), now_us()))
         return None
 
     def _place(self, stray: _Stray, *, is_claimed: bool) -> None:
@@ -184,9 +174,9 @@ class _Adoption:
             self._drop(stray)
         elif is_claimed:
             note = replace(note, why=_REPLACED, gone=spans, resolved_us=note.found_us)
-            self._put_aside(stray.path, note)
+            put_aside(self._layout, stray.path, note)
         else:
-            self._put_aside(stray.path, replace(note, missing=spans))
+            put_aside(self._layout, stray.path, replace(note, missing=spans))
 
     def _count_new(self, stray: _Stray, *, is_replacing: bool = False) -> tuple[int, int]:
         layout, file, origin = self._layout, stray.file, stray.origin
@@ -234,10 +224,6 @@ class _Adoption:
             return
         dropped = replace(stray.file, dropped_us=now_us())
         self._manifest = replace(self._manifest, files=(*self._manifest.files, dropped))
-
-    def _put_aside(self, path: Path, note: Note) -> None:
-        write_note(self._layout, note)
-        os.replace(path, self._layout.quarantine / path.name)
 
 
 def _sort_by_history(strays: Sequence[_Stray]) -> list[_Stray]:

@@ -51,15 +51,14 @@ def measure_leftover(layout: Layout, manifest: Manifest, *, is_removed: bool = F
 
 def count_unknown_parts(layout: Layout) -> int:
     """Count the damaged parts in quarantine, which may hold any text of the store."""
-    notes = read_notes(layout) if layout.quarantine.exists() else []
-    paths = (layout.quarantine / note.name for note in notes if note.noun != "manifest")
-    return sum(path.exists() for path in paths)
+    notes = [note for note in read_notes(layout) if note.noun != "manifest"]
+    return sum((layout.quarantine / note.name).exists() for note in notes)
 
 
 def list_open_segments(layout: Layout) -> list[Path]:
     """List segments that other processes still write to; this one's can be closed at any time."""
-    closed = {*settle.list_sealed(layout), *list_own_segments(layout)}
-    return [path for path in layout.list_unsettled(layout.read_manifest()) if path not in closed]
+    own_segments = list_own_segments(layout)
+    return [path for path in settle.list_unsealed(layout) if path not in own_segments]
 
 
 def list_own_segments(layout: Layout) -> list[Path]:

@@ -43,12 +43,9 @@ def repair(layout: Layout) -> list[Note]:
         quarantine_files(layout, {file.name: "it is missing" for file in absent})
         for note in read_notes(layout):
             if note.is_open:
-                is_there = is_own_file(layout.quarantine / note.name)
-                got = (
-                    _recover_rows(layout, note)
-                    if is_there and DATA_NAME.fullmatch(note.name)
-                    else 0
-                )
+                is_file = is_own_file(layout.quarantine / note.name)
+                has_rows = is_file and DATA_NAME.fullmatch(note.name) is not None
+                got = _recover_rows(layout, note) if has_rows else 0
                 gone = max(0, note.missing - got)
                 resolved = replace(note, recovered=got, missing=0, gone=gone, resolved_us=now_us())
                 write_note(layout, resolved)

@@ -115,9 +115,18 @@ def settle_elected(layout: Layout, limit: int | None = None) -> SettleResult:
 
 def list_sealed(layout: Layout) -> list[Path]:
     """List segments without a writer: sealed, or of this boot and unlocked."""
+    return _list_segments(layout, is_sealed=True)
+
+
+def list_unsealed(layout: Layout) -> list[Path]:
+    """List segments that a process may still write to."""
+    return _list_segments(layout, is_sealed=False)
+
+
+def _list_segments(layout: Layout, *, is_sealed: bool) -> list[Path]:
     boot = read_boot_id()
     segments = layout.list_unsettled(layout.read_manifest())
-    return [path for path in segments if _is_sealed(path, boot)]
+    return [path for path in segments if _is_sealed(path, boot) is is_sealed]
 
 
 def _is_sealed(path: Path, boot: str) -> bool:

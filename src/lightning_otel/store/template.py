@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import Final
 
-from lightning_otel.store.files import escape_glob, make_private, put_file, write_private
+from lightning_otel.store.files import escape_glob, make_private, replace_file
 from lightning_otel.store.layout import EMPTY_DATA, EMPTY_FACTS, EMPTY_LIVE, Layout
 
 log = logging.getLogger(__name__)
@@ -48,13 +48,16 @@ def ensure_catalogue(layout: Layout) -> None:
     with contextlib.suppress(OSError):
         if not (layout.live / EMPTY_LIVE).exists():  # somebody emptied the folder, or removed it
             layout.make_folders()
+    stamp = b""
+    with contextlib.suppress(OSError):
+        stamp = (layout.root / STAMP).read_bytes()
     try:
-        if _read_stamp(layout) != _current_stamp(layout):
+        if stamp != _current_stamp(layout):
             make_private(layout.facts)
-            _put_content(layout, layout.data / EMPTY_DATA, EMPTY_FILE.read_bytes())
-            _put_content(layout, layout.facts / EMPTY_FACTS, NO_FACTS_FILE.read_bytes())
-            _put_content(layout, layout.catalogue, _build_catalogue(layout.root))
-            _put_content(layout, layout.root / STAMP, _current_stamp(layout))
+            replace_file(layout.data / EMPTY_DATA, EMPTY_FILE.read_bytes(), layout.new)
+            replace_file(layout.facts / EMPTY_FACTS, NO_FACTS_FILE.read_bytes(), layout.new)
+            replace_file(layout.catalogue, _build_catalogue(layout.root), layout.new)
+            replace_file(layout.root / STAMP, _current_stamp(layout), layout.new)
     except (OSError, ValueError):
         log.debug("%s has no catalogue, or an old one", layout.root, exc_info=True)
 
@@ -73,22 +76,6 @@ def _file_state(path: Path) -> str:
     except OSError:
         return "missing"
     return f"{status.st_size} {status.st_mtime_ns}"
-
-
-def _read_stamp(layout: Layout) -> bytes:
-    try:
-        return (layout.root / STAMP).read_bytes()
-    except OSError:
-        return b""
-
-
-def _put_content(layout: Layout, final: Path, content: bytes) -> None:
-    draft = layout.new / f"{os.getpid()}-{os.urandom(4).hex()}-{final.name}"
-    write_private(draft, content)
-    try:
-        put_file(draft, final)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 @functools.cache

@@ -52,21 +52,13 @@ _NO_STAMPS: Final[Mapping[str, AttributeValue]] = MappingProxyType({})
 
 
 class _OpenSpan:
-    """A span that has not ended.
-
-    Attributes:
-        sequence: Its place in the process.
-        stamps: Attributes for its record alone: on the span they would reach every exporter, and
-            push out attributes of a span that holds as many as it may.
-        began_ns: When it began, by the clock that never goes back; None if that was not seen.
-        record: The record of its start, once that was made; its end makes it whole.
-        line: The line of its start, once it was made.
-        transforms: Functions that it passes through as it starts and as it ends.
-    """
+    """A span that has not ended, with the record and the line of its start, once they are made."""
 
     sequence = 0
+    # Attributes for its record alone: on the span they would reach every exporter, and push out
+    # attributes of a span that holds as many as it may.
     stamps: Mapping[str, AttributeValue] = _NO_STAMPS
-    began_ns: int | None = None
+    began_ns: int | None = None  # by the clock that never goes back; None if that was not seen
     record: Record | None = None
     line = b""
     transforms: Sequence[Transform] = ()

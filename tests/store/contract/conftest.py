@@ -1,7 +1,7 @@
 """Every engine under the same tests: how each is made, and how spans get into it."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 
@@ -9,14 +9,8 @@ from lightning_otel import Store
 from lightning_otel.types import Span
 
 
-@dataclass
-class Held:
-    """A store of one engine, and how a program's spans come into it.
-
-    Attributes:
-        store: What is read.
-        write: Has spans in it, all of them when it returns.
-    """
+class Held(NamedTuple):
+    """The store of an engine, and a function after which a program's spans are in it."""
 
     store: Store
     write: Callable[[Iterable[Span]], None]
@@ -25,13 +19,10 @@ class Held:
 @pytest.fixture(params=["local", "settled", "memory", "http", "clickhouse"])
 def held(request: pytest.FixtureRequest, store: Store) -> Held:
     """An empty store of each engine in turn."""
-    database = f"db{abs(hash(request.node.nodeid))}"
     if request.param == "memory":
         store = Store(":memory:")
     elif request.param == "clickhouse":
-        pytest.importorskip("chdb")
-        port = request.getfixturevalue("clickhouse_port")
-        store = Store(f"clickhouse://someone:secret@127.0.0.1:{port}/{database}")
+        store = Store(request.getfixturevalue("clickhouse_url"))
     store.add([])  # the table is made with the first spans, even none
 
     def write(spans: Iterable[Span]) -> None:

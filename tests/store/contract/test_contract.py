@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pytest
+from tests.store.conftest import Rollout
+from tests.store.contract.conftest import Held
 
 from lightning_otel import Store
 from lightning_otel.errors import NotFoundError
@@ -15,15 +17,6 @@ from lightning_otel.types import conventions as c
 
 START_NS = 1_790_000_000_000_000_000
 
-
-class Held(Protocol):
-    """An engine's store, and how spans come into it; see ``conftest``."""
-
-    store: Store
-    write: Callable[[list[Span]], None]
-
-
-Rollout = Callable[..., list[Span]]
 
 BAD: dict[str, Any] = {
     "int": 1,

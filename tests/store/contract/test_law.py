@@ -1,13 +1,12 @@
 """The law of every export, in every engine: steps that came = steps in rows + left out."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from tests.adapter.forest import draw
 from tests.formats.test_formats import OURS
+from tests.store.conftest import Rollout
+from tests.store.contract.conftest import Held
 
-from lightning_otel import Span, Store
 from lightning_otel.dataset.certificate import verify
 
 # Branches that share steps, a compaction, two agents, retries, rewards for some, token ids.
@@ -20,16 +19,7 @@ DRAWINGS = (
 )
 
 
-class Held(Protocol):
-    """An engine's store, and how spans come into it; see ``conftest``."""
-
-    store: Store
-    write: Callable[[list[Span]], None]
-
-
-def test_every_format_accounts_for_every_step(
-    held: Held, rollout: Callable[..., list[Span]], tmp_path: Path
-) -> None:
+def test_every_format_accounts_for_every_step(held: Held, rollout: Rollout, tmp_path: Path) -> None:
     """Each in one place; the certificate says so, and the store agrees."""
     for number, text in enumerate(DRAWINGS):
         ids = {"rollout_id": f"d{number}", "trace_id": f"{number + 90:032x}"}

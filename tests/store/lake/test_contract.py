@@ -1,22 +1,15 @@
 """A lake gives the same rows as every other engine: their tests, with a lake in their place."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from tests.store.contract import test_contract as contract
+from tests.store.contract.conftest import Held
 from tests.store.contract.test_contract import *  # noqa: F403  # each of them is a test here
 
 from lightning_otel import Store
 from lightning_otel.types import Span
-
-
-class Held(NamedTuple):
-    """A lake, and how spans come into it."""
-
-    store: Store
-    write: Callable[[Iterable[Span]], None]
 
 
 @pytest.fixture

@@ -6,20 +6,16 @@ Source: ClickHouse's manual, "HTTP Interface".
 """
 
 import base64
-import shutil
 import tempfile
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from http.client import HTTPResponse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from lightning_otel.errors import ConfigError, StoreError
-from lightning_otel.store.engines import collector
+from lightning_otel.store.engines import MemorySource, collector
 from lightning_otel.store.engines.http import HttpSource
-from lightning_otel.store.engines.memory import MemorySource
 from lightning_otel.store.engines.remote import list_columns
 from lightning_otel.store.selection import Selection
 from lightning_otel.store.snapshot import SAME_SPAN_NS
@@ -46,6 +42,7 @@ _SETTINGS: Final = {
     "output_format_parquet_row_group_size": 10_000,
     "max_partitions_per_insert_block": 0,  # spans of a year lie in 365 partitions
 }
+_QUERY_PATH: Final = f"/?{urlencode(_SETTINGS)}"
 
 
 class ClickHouse(HttpSource):
@@ -80,8 +77,7 @@ class ClickHouse(HttpSource):
         if not list_columns(selection.columns):
             raise ConfigError("a selection without columns selects nothing; name some")
         query = collector.select(self._table, self._add_times(selection))
-        with self._ask(f"{query} FORMAT Parquet".encode()) as answer, path.open("wb") as file:
-            shutil.copyfileobj(answer, file)
+        self._download(_QUERY_PATH, f"{query} FORMAT Parquet".encode(), path)
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep spans that are not there yet."""
@@ -151,11 +147,8 @@ class ClickHouse(HttpSource):
     def run(self, statement: str, parquet: Path | None = None) -> str:
         """Run a statement, an INSERT with the rows of a file; return its answer as text."""
         rows = b"" if parquet is None else b" FORMAT Parquet\n" + parquet.read_bytes()
-        with self._ask(statement.encode() + rows) as answer:
+        with self._post(_QUERY_PATH, statement.encode() + rows) as answer:
             return answer.read().decode("utf-8", "replace").strip()
-
-    def _ask(self, body: bytes) -> AbstractContextManager[HTTPResponse]:
-        return self._post(f"/?{urlencode(_SETTINGS)}", body)
 
     def _make_headers(self) -> dict[str, str]:
         return {"Authorization": f"Basic {base64.b64encode(self._login.encode()).decode()}"}

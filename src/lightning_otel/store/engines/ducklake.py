@@ -154,12 +154,6 @@ def normalize_folder(data: str) -> str:
     return place.rstrip("/") + "/"
 
 
-def read_data_path(con: "duckdb.DuckDBPyConnection") -> str:
-    """Return the folder in which the attached lake keeps its files."""
-    options = f"ducklake_options('{LAKE}')"
-    return str(fetch_row(con, f"SELECT value FROM {options} WHERE option_name = 'data_path'")[0])
-
-
 def _find_extension(name: str) -> str:
     """Return the file that pip put here for this DuckDB, else the name of what a user installed."""
     import duckdb

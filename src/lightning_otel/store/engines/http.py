@@ -34,6 +34,7 @@ CONNECT_S: Final = 60.0
 ANSWER_S: Final = 900.0
 """A server reads all the selected spans before it begins to answer."""
 _PROTOBUF: Final = "application/x-protobuf"
+_BYTES: Final = "application/octet-stream"
 _MAX_REASON_BYTES: Final = 2000
 _HINTS: Final = {
     401: "set LIGHTNING_OTEL_TOKEN to the token that the server was given",
@@ -67,9 +68,13 @@ class HttpSource(RemoteSource):
     def _make_error(self, status: int, text: bytes) -> StoreError:
         """Return the error for an answer other than 200."""
 
+    def _download(self, path: str, body: bytes, file_path: Path, kind: str = _BYTES) -> None:
+        with self._post(path, body, kind) as answer, file_path.open("wb") as file:
+            shutil.copyfileobj(answer, file)
+
     @contextlib.contextmanager
     def _post(
-        self, path: str, body: bytes, kind: str = "application/octet-stream"
+        self, path: str, body: bytes, kind: str = _BYTES
     ) -> Iterator[http.client.HTTPResponse]:
         headers = {"Content-Type": kind, "Connection": "close", **self._make_headers()}
         connection = self._connect(self._host, timeout=CONNECT_S)
@@ -109,11 +114,7 @@ class Server(HttpSource):
         names = [field.name for field in fields(Selection) if field.name != "also"]
         selection = replace(selection, columns=list(selection.columns))
         body = orjson.dumps({name: getattr(selection, name) for name in names})
-        with (
-            self._post(self._path + FETCH_PATH, body, "application/json") as answer,
-            path.open("wb") as file,
-        ):
-            shutil.copyfileobj(answer, file)
+        self._download(self._path + FETCH_PATH, body, path, "application/json")
 
     def add(self, spans: Iterable[Span]) -> None:
         """Have the server keep spans; they are durable when it has answered."""

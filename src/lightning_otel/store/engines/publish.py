@@ -27,14 +27,13 @@ from lightning_otel.store.engines.ducklake import (
     attach_lake,
     check_version,
     normalize_folder,
-    read_data_path,
     translate_errors,
 )
 from lightning_otel.store.files import file_lock
 from lightning_otel.store.lake import LakeAddress
 from lightning_otel.store.layout import Layout, hold_settler_lock
 from lightning_otel.store.manifest import SCHEMA_VERSION
-from lightning_otel.store.parquet import sync
+from lightning_otel.store.parquet import fetch_row, sync
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.settle import settle
 from lightning_otel.store.snapshot import rows_sql
@@ -194,15 +193,16 @@ def _put_publication(
     con: "duckdb.DuckDBPyConnection", layout: Layout, publisher: str, publication: str
 ) -> int:
     """Write a publication and register it; return its spans, 0 if none is left."""
-    folder = f"{read_data_path(con)}main/spans"
+    query = f"FROM ducklake_options('{LAKE}') SELECT value WHERE option_name = 'data_path'"
+    folder = f"{fetch_row(con, query)[0]}main/spans"
     place = f"{folder}/spans-{publication}.parquet"
     if "://" not in folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
     if not _write_files(con, layout, publication, place):
         return 0
-    ((spans, first_ns, last_ns),) = con.execute(
-        f"SELECT count(*), min(start_ns), max(start_ns) FROM read_parquet({quote_text(place)})"
-    ).fetchall()
+    spans, first_ns, last_ns = fetch_row(
+        con, f"SELECT count(*), min(start_ns), max(start_ns) FROM read_parquet({quote_text(place)})"
+    )
     con.execute("BEGIN")
     con.execute(
         f"CALL ducklake_add_data_files('{LAKE}', 'spans', {quote_text(place)}, schema => 'main', "
