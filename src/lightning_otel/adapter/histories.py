@@ -66,18 +66,13 @@ def hash_answers(chain: int, action: Iterable[Message]) -> "array[int]":
 
 def hash_spoken(call: Call) -> History:
     """Return a call's conversation without instructions: those differ between agents."""
-    spoken = [item for item in call.observation if item.get("role") not in ("system", "developer")]
+    spoken = [item for item in call.observation if item.get("role") not in RULES]
     return hash_history(spoken, call.action)
 
 
 def is_from_agent(message: Message) -> bool:
     """Return whether the agent or one of its tools said a message."""
     return message.get("role") in ("assistant", "tool")
-
-
-def has_rules(messages: Iterable[Message]) -> bool:
-    """Return whether some of the messages are instructions."""
-    return any(message.get("role") in RULES for message in messages)
 
 
 def is_same(one: Message, other: Message) -> bool:

@@ -232,17 +232,13 @@ def spell_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(blocks, list) and all(map(is_part, blocks)):
             fields["content"] = blocks
     elif isinstance(content, list):
-        fields["content"] = [_open_part(part) for part in content]
+        fields["content"] = [object_of(p).get("message_content") or p for p in content]
     return fields
 
 
 def _is_of_vercel(item: Mapping[str, Any]) -> bool:
     """Return whether an answer is a text beside calls and files, and nothing else."""
     return bool(item.keys() & _VERCEL) and item.keys() <= _OF_VERCEL
-
-
-def _open_part(part: Any) -> Any:
-    return object_of(part).get("message_content") or part
 
 
 def _spell_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
