@@ -5,15 +5,15 @@ vLLM's servers number the calls of one answer.
 """
 
 import itertools
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from operator import itemgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import orjson
 
+from lightning_otel.dialects.dialect import Json
 from lightning_otel.messages import object_of
 
-Json: TypeAlias = Mapping[str, Any]
 _CALLED: Final = frozenset({"function", "custom"})
 
 

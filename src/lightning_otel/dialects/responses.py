@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from lightning_otel.adapter.tokens import token_content
 from lightning_otel.dialects.chat import Chat
-from lightning_otel.dialects.dialect import Attributes, Dialect, Json, add_tools, dump
+from lightning_otel.dialects.dialect import Attributes, Dialect, Json, add_tools, dump, pick_texts
 from lightning_otel.dialects.prompts import (
     SYSTEM,
     prompt_text,
@@ -57,6 +57,7 @@ class Responses(Chat):
 
     end_marks = frozenset({"response.completed", "response.incomplete", "response.failed"})
     api = "responses"
+    token_limit = "max_output_tokens"
 
     def request_attributes(self, body: Json) -> Attributes:
         """Attributes of a request, with its effort and conversation."""
@@ -65,14 +66,9 @@ class Responses(Chat):
             attributes[c.REQUEST_CONVERSATION] = attributes[c.CONVERSATION_ID]
         if body.get("background") is True:
             attributes[c.REQUEST_BACKGROUND] = True
-        prompt = object_of(body.get("prompt"))
-        for key, name in ((c.PROMPT_ID, "id"), (c.PROMPT_VERSION, "version")):
-            if isinstance(prompt.get(name), str):
-                attributes[key] = prompt[name]
-        effort = object_of(body.get("reasoning")).get("effort")
-        if isinstance(effort, str):
-            attributes[c.REQUEST_REASONING_LEVEL] = effort
-        return attributes
+        prompt, reasoning = object_of(body.get("prompt")), object_of(body.get("reasoning"))
+        attributes |= pick_texts(prompt, {"id": c.PROMPT_ID, "version": c.PROMPT_VERSION})
+        return attributes | pick_texts(reasoning, {"effort": c.REQUEST_REASONING_LEVEL})
 
     def output_format(self, body: Json) -> Json:
         """Return the response format that a request wants."""
@@ -131,17 +127,13 @@ class Responses(Chat):
             changes["input"] = replace_prompt(prompt, items, task, examples, is_needed=is_in_input)
         return changes
 
-    def limit_name(self, name: str, body: Json) -> str:
-        """Return the one name that this API has."""
-        return "max_output_tokens"
-
     def spell_setting(self, name: str, value: Any, body: Json) -> dict[str, Any]:
         """Return a setting, its effort within the reasoning; none that this API refuses."""
         if name == "reasoning_effort":
             return {"reasoning": {**(body.get("reasoning") or {}), "effort": value}}
         return {} if name in _REFUSED else {name: value}
 
-    wanted_ids = Dialect.wanted_ids
+    wanted_ids, is_complete = Dialect.wanted_ids, Dialect.is_complete
 
     def response_attributes(self, body: Json) -> Attributes:
         """Attributes of an answer, with its conversation."""
@@ -181,10 +173,6 @@ class Responses(Chat):
             **_stored_prompt(body),
             **token_content(body.get("prompt_token_ids"), [body.get("token_ids")], [logprobs]),
         }
-
-    def is_complete(self, events: Sequence[Json]) -> bool:
-        """Return whether the event that closes an answer came."""
-        return Dialect.is_complete(self, events)
 
     def assemble(self, events: Sequence[Json]) -> Json:
         """The whole answer: the closing event's, else what the pieces so far add up to."""
