@@ -38,10 +38,9 @@ UNREAD = "unreadable: the server's answer is neither JSON nor a stream of events
 BESIDE_CALLS = "marked by hand beside model calls: the calls make the transitions"
 INCOMPLETE_MARK = "incomplete: the mark never ended"
 IDLE = "idle: its agent saw something and never acted"
-_NO_CALLS: Final = (
-    c.CREATE_AGENT, c.EXECUTE_NODE, c.EXECUTE_TASK, c.EXECUTE_TOOL, c.INVOKE_AGENT,
-    c.INVOKE_WORKFLOW, c.RETRIEVAL,
-)  # fmt: skip
+HOSTS: Final = frozenset({c.INVOKE_AGENT, c.EXECUTE_TOOL, c.EXECUTE_TASK, c.INVOKE_WORKFLOW})
+"""Operations that calls lie in."""
+_NO_CALLS: Final = (*HOSTS, c.CREATE_AGENT, c.EXECUTE_NODE, c.RETRIEVAL)
 _HALF_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 

@@ -90,7 +90,10 @@ def find_choice(
     None where it does not; the rule of :attr:`History.left` for two calls alone.
     """
     size = len(observation)
-    if size >= len(prompt) or not all(map(is_same, observation, prompt)):
+    if size >= len(prompt):
+        return None
+    # A history that grows is mostly the very same objects, which takes two fifths of the time.
+    if not (all(map(is_, observation, prompt)) or all(map(is_same, observation, prompt))):
         return None
     return next((i for i, choice in enumerate(action) if is_same(choice, prompt[size])), None)
 

@@ -4,7 +4,7 @@ Each call continues its agent's last one, or all of them begin anew: one path an
 goes to the latest call. :mod:`assembly` answers the same where both have an answer.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, pairwise, zip_longest
 from operator import itemgetter
@@ -14,7 +14,13 @@ from lightning_otel.adapter.advantages import Advantage, Outcome, group_of
 from lightning_otel.adapter.attempts import AttemptKey, order_by_time
 from lightning_otel.adapter.attributes import has_id
 from lightning_otel.adapter.awards import is_from_outside
-from lightning_otel.adapter.calls import HistoryParser, make_transition, read_call, seems_call
+from lightning_otel.adapter.calls import (
+    HOSTS,
+    HistoryParser,
+    make_transition,
+    read_call,
+    seems_call,
+)
 from lightning_otel.adapter.continuations import goes_on
 from lightning_otel.adapter.histories import find_choice, message_key
 from lightning_otel.adapter.identities import identify
@@ -23,6 +29,7 @@ from lightning_otel.adapter.rewards import (
     OUTCOME,
     add_decimals,
     add_named,
+    discount_rewards,
     note_choice,
     read_reward,
 )
@@ -33,7 +40,6 @@ from lightning_otel.types import (
     Credited,
     Dropped,
     Report,
-    Reward,
     Span,
     Trajectory,
     Transition,
@@ -42,8 +48,6 @@ from lightning_otel.types import conventions as c
 
 OTHER, CALL, REWARD, TOOL = 0, 1, 2, 4
 """Kinds of rows."""
-HOSTS: Final = frozenset({c.INVOKE_AGENT, c.EXECUTE_TOOL, c.EXECUTE_TASK, c.INVOKE_WORKFLOW})
-"""Operations that calls lie in."""
 _ALL: Final = ""
 """Stands for whichever agent acted last; no agent has an empty name."""
 _MODEL: Final = "assistant"
@@ -64,7 +68,7 @@ class Linear(NamedTuple):
 
     Attributes:
         rewards: The named rewards of each call that has some.
-        placed: Each reward that was placed, with its call; ``dropped`` each other, with the reason.
+        placed: Each reward that was placed, with its call; ``dropped`` are those before any call.
         value: The sum of what the calls have for a primary reward; None if none has.
         agents: The agent of each span.
     """
@@ -72,7 +76,7 @@ class Linear(NamedTuple):
     calls: dict[str, list[int]]
     rewards: dict[int, dict[str, float]]
     placed: list[tuple[int, int]]
-    dropped: list[tuple[int, str]]
+    dropped: list[int]
     value: float | None
     agents: list[str]
 
@@ -87,7 +91,7 @@ def walk(rows: Sequence[Row], read_call: ReadCall) -> Linear | None:
     latest: dict[str, int] = {}
     members: dict[str, list[int]] = {}
     rewards: dict[int, dict[str, float]] = {}
-    placed, dropped = list[tuple[int, int]](), list[tuple[int, str]]()
+    placed, dropped = list[tuple[int, int]](), list[int]()
     for position, (span_id, parent_id, start, end, agent, kind, numbers) in enumerate(rows):
         above = index.get(parent_id) if parent_id else -1
         # What began before its parent, or lacks it, and ids that come twice are repaired.
@@ -126,7 +130,7 @@ def walk(rows: Sequence[Row], read_call: ReadCall) -> Linear | None:
             return None
         call = latest.get(agent)
         if call is None:
-            dropped.append((position, NO_CALL_BEFORE))
+            dropped.append(position)
         elif call in rewards:  # which of them counts first says their rank
             return None
         else:
@@ -169,22 +173,18 @@ def adapt_linear(
     if rows is None:
         return None
     calls: dict[int, Call] = {}
-    parsers: dict[str, HistoryParser] = {}
-    responses: set[str] = set()
+    parsers: defaultdict[str, HistoryParser] = defaultdict(HistoryParser)
+    responses: set[object] = set()
 
     def take_call(position: int, agent: str) -> bool:
         span = spans[position]
-        # One response twice is one request, or a server that repeats its ids.
         response_id = span.attributes.get(c.RESPONSE_ID)
-        if goes_on(span):
-            return False  # what it goes on from is told elsewhere
         if type(response_id) is str:
-            if response_id in responses:
+            if response_id in responses:  # one request, or a server that repeats its ids
                 return False
             responses.add(response_id)
-        if agent not in parsers:
-            parsers[agent] = HistoryParser()
-        call = read_call(span, agent, parsers[agent])
+        # What a call goes on from is told elsewhere.
+        call = None if goes_on(span) else read_call(span, agent, parsers[agent])
         if isinstance(call, Call):
             calls[position] = call
         return position in calls
@@ -218,30 +218,28 @@ def adapt_linear(
         if credit == "step":
             for numbers in [*result.rewards.values()]:
                 result.rewards.update({position: dict(numbers) for position in members})
-        if credit == "discounted":
-            from lightning_otel.adapter.credit import discount_rewards
         prior = set[object]()
         for branch, (name, run) in enumerate(runs):
-            steps = []
-            named_rewards = [result.rewards.get(position, {}) for position in run]
-            values = [next(iter(numbers.values()), None) for numbers in named_rewards]
+            rewards = [result.rewards.get(position, {}) for position in run]
+            values = [next(iter(numbers.values()), None) for numbers in rewards]
             if credit == "discounted":
                 values = discount_rewards(values, range(-1, len(run) - 1), gamma)
-            for step, (position, after) in enumerate(zip_longest(run, run[1:])):
-                numbers, worth = named_rewards[step], values[step]
-                following = None if after is None else calls[after].observation
-                steps.append(
-                    make_transition(
-                        key, calls[position], step, worth, following, numbers, is_last=after is None
-                    )
+            after = [calls[position].observation for position in run[1:]]
+            steps = [
+                make_transition(
+                    key, calls[position], step, values[step], following, rewards[step],
+                    is_last=following is None,
                 )
+                for step, (position, following) in enumerate(zip_longest(run, after))
+            ]  # fmt: skip
             is_guess = not (is_counted or is_grown or len(run) == 1) or name in prior
             prior.add(name)
             trajectories.append(
                 Trajectory(*key, agent, branch, tuple(steps), is_guess, reward=result.value)
             )
     dropped = [
-        Dropped(spans[at].span_id, spans[at].trace_id, "reward", why) for at, why in result.dropped
+        Dropped(spans[at].span_id, spans[at].trace_id, "reward", NO_CALL_BEFORE)
+        for at in result.dropped
     ]
     report = count_steps(
         [step for path in trajectories for step in path.transitions],
@@ -313,11 +311,11 @@ def _make_rows(
         kind, rewards = OTHER, None
         if c.REWARD_VALUE in attributes or span.name == c.SPAN_ANNOTATION:
             reward = read_reward(span)
-            if reward is not None:
-                if not isinstance(reward, Reward) or reward.links or reward.steps:
-                    return None
-                if operation is not None:
-                    return None
+            if isinstance(reward, str) or (
+                reward and (reward.links or reward.steps or operation is not None)
+            ):
+                return None
+            if reward:
                 kind, rewards = REWARD, reward.values
         if isinstance(operation, str):
             if operation in c.CALL_OPERATIONS:
