@@ -143,6 +143,3 @@ class Report:
             inexact=dict(inexact.most_common()),
             notes=dict(notes.most_common()),
         )
-
-    def __add__(self, other: "Report") -> "Report":
-        return Report.total((self, other))
