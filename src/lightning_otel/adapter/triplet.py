@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 from lightning_otel.adapter import advantages, readers
 from lightning_otel.adapter.advantages import Advantage, Composition, Estimate, Outcome
 from lightning_otel.adapter.attempts import AttemptKey, sort_attempts
-from lightning_otel.adapter.continuations import Answers, complete_calls, index_answers
+from lightning_otel.adapter.continuations import Answers, complete_calls, goes_on, is_source
 from lightning_otel.adapter.histories import state_key
 from lightning_otel.adapter.linear import Adaptation, adapt_linear
 from lightning_otel.adapter.rewards import read_reward
@@ -232,7 +232,8 @@ class TripletAdapter:
             read = map(self._match_span, read)
         attempts, repeated, strays = sort_attempts(read)
         records = [*readers.read(origins), *(span for group in attempts.values() for span in group)]
-        answers = index_answers(complete_calls(records, records))
+        sources = complete_calls(records, records)
+        answers = Answers(filter(is_source, sources)) if any(map(goes_on, sources)) else None
         parts = [
             self._adapt_attempt(
                 key, complete_calls(members, records), repeated.get(key, ()), answers,

@@ -43,13 +43,9 @@ _GROWING: Final = frozenset({"text", "logprobs", "token_ids"})
 
 
 class Chat(Dialect):
-    """``/chat/completions``: attributes and content of its requests and answers.
-
-    Content is messages and tools as JSON texts, token ids and logprobs, by attribute key. The other
-    endpoints say where they differ.
+    """``/chat/completions``; the other endpoints say where they differ.
 
     Attributes:
-        operation: The operation's name in the conventions.
         api: The API's name there, where it has one.
         token_limit: The API's name for the limit of tokens, where it has but one.
     """
