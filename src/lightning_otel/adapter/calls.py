@@ -14,9 +14,15 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel.adapter.agent_patterns import is_tracked, join_versions, resources_of
 from lightning_otel.adapter.attributes import finish_reason, get_integer, get_text, to_text
-from lightning_otel.adapter.histories import RULES
 from lightning_otel.adapter.tokens import MARKED, NO_IDS, NO_RESPONSE_IDS, read_tokens, sampling_of
-from lightning_otel.messages import message, parse_messages, parse_parts, plain_text, text_part
+from lightning_otel.messages import (
+    RULES,
+    message,
+    parse_messages,
+    parse_parts,
+    plain_text,
+    text_part,
+)
 from lightning_otel.types import Call, Message, Span, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.transitions import fast_constructor

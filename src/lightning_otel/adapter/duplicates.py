@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lightning_otel.adapter.attributes import get_text
-from lightning_otel.adapter.histories import RULES
 from lightning_otel.adapter.ordering import NO_PARENT
 from lightning_otel.adapter.tree import Tree
-from lightning_otel.messages import parse_messages, plain_text
+from lightning_otel.messages import RULES, parse_messages, plain_text
 from lightning_otel.types import Message, Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import NESTED
@@ -38,8 +37,6 @@ _SHARED: Final = (
 
 @dataclass(slots=True)
 class _Request:
-    """Records that are one request."""
-
     members: list[int]
     scopes: set[str]
     models: set[str]

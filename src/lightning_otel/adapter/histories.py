@@ -10,13 +10,12 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from lightning_otel.messages import RULES
 from lightning_otel.types import Call, Message, Transition
 from lightning_otel.types.values import parse_json
 
 _MAX_DEPTH: Final = 20
 _CALLS: Final = ("tool_call", "tool_call_response")
-RULES: Final = ("system", "developer")
-"""Who says instructions."""
 
 KnownHistory: TypeAlias = tuple[Sequence[Message], "array[int]"]
 """Messages and their running hashes."""

@@ -27,10 +27,10 @@ from lightning_otel.adapter.identities import identify
 from lightning_otel.adapter.rewards import (
     NO_CALL_BEFORE,
     OUTCOME,
+    SEVERAL,
     add_decimals,
     add_named,
     discount_rewards,
-    note_choice,
     read_reward,
 )
 from lightning_otel.adapter.tokens import NO_IDS, notes_of
@@ -270,7 +270,7 @@ def count_steps(steps: Sequence[Transition], *, is_composed: bool = False, **cou
     reasons = [step.inexact or NO_IDS for step in steps if step.capture != "exact"]
     notes = [note for step in steps for note in notes_of(step)]
     if not is_composed:
-        notes += [note for step in steps for note in note_choice(step.rewards)]
+        notes += [SEVERAL.format(", ".join(s.rewards)) for s in steps if len(s.rewards) > 1]
     return Report(
         transitions=len(steps),
         exact=len(steps) - len(reasons),

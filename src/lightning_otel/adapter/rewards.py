@@ -71,11 +71,6 @@ def read_reward(span: Span) -> Reward | str | None:
     )
 
 
-def note_choice(rewards: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the note that of a step's rewards, by name, the first is its reward."""
-    return (SEVERAL.format(", ".join(rewards)),) if len(rewards) > 1 else ()
-
-
 def reward_words(span: Span) -> str:
     """Return every number of a reward with its name; of a flawed one what stands for the first."""
     reward = read_reward(span)

@@ -88,7 +88,6 @@ def join_pieces(pieces: Sequence[Json], growing: Container[str]) -> dict[str, An
 
 
 def _join(values: list[Any]) -> Any:
-    """Join the pieces of one streamed value."""
     if len(values) == 1:
         return values[0]
     kinds = set(map(type, values))

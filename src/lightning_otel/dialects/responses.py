@@ -12,14 +12,20 @@ from lightning_otel.adapter.tokens import token_content
 from lightning_otel.dialects.chat import Chat
 from lightning_otel.dialects.dialect import Attributes, Dialect, Json, add_tools, dump, pick_texts
 from lightning_otel.dialects.prompts import (
-    SYSTEM,
     prompt_text,
     replace_prompt,
     role_of,
     text_example,
 )
 from lightning_otel.errors import ConfigError
-from lightning_otel.messages import content_parts, object_of, objects, raw_call_part, read_items
+from lightning_otel.messages import (
+    RULES,
+    content_parts,
+    object_of,
+    objects,
+    raw_call_part,
+    read_items,
+)
 from lightning_otel.redact import Scrubbed, scrub
 from lightning_otel.types import Prompt
 from lightning_otel.types import conventions as c
@@ -119,7 +125,7 @@ class Responses(Chat):
             kind = type(value).__name__
             raise ConfigError(f"its input is {kind}; substitution wants text or a list")
         system = body.get("instructions")
-        is_in_input = system is None and bool(items) and role_of(items[0]) in SYSTEM
+        is_in_input = system is None and bool(items) and role_of(items[0]) in RULES
         changes: dict[str, Any] = {}
         if not is_in_input:
             changes["instructions"] = prompt_text(prompt, system, task)

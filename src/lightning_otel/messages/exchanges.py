@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from lightning_otel.messages import (
+    RULES,
     SETTINGS,
     content_parts,
     flatten_tools,
@@ -95,7 +96,7 @@ def is_cut(text: object) -> bool:
 
 
 def read_exchange(request: Any, reply: Any, offers: Any = None, system: Any = None) -> Exchange:
-    """Read a request and its answer; ``beside`` and ``system`` are default tools and prompt."""
+    """Read a request and its answer; ``offers`` and ``system`` are default tools and prompt."""
     raw_request, raw = request, reply
     request, reply = _load(request), _load(reply)
     messages, tools = _split_tools(request)
@@ -103,7 +104,7 @@ def read_exchange(request: Any, reply: Any, offers: Any = None, system: Any = No
     places = (object_of(request), offers, object_of(reply))
     tools = tools or next(filter(None, map(_find_tools, places)), [])
     turns = read_messages(messages, "user", raw_request)
-    if not any(turn["role"] in ("system", "developer") for turn in turns):
+    if not any(turn["role"] in RULES for turn in turns):
         rules = _read_system({"system": parse_json(system)}) or _read_system(object_of(reply))
         turns = [*rules, *turns]
     if isinstance(reply, list) and {"prompt", "messages"} <= object_of(request).keys():  # DSPy's
