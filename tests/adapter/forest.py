@@ -34,14 +34,6 @@ def paths(trajectories: Sequence[Trajectory]) -> list[list[str]]:
     return [answers(trajectory) for trajectory in trajectories]
 
 
-def rewards(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
-    return {
-        text_of(step.action): step.reward
-        for trajectory in trajectories
-        for step in trajectory.transitions
-    }
-
-
 def steps_of(found: Adaptation) -> list[Transition]:
     """Each transition once, in order of time."""
     every = {id(step): step for path in found.trajectories for step in path.transitions}

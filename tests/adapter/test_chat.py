@@ -82,47 +82,47 @@ def test_messages_come_back_as_they_were(conversation: list[dict[str, Any]]) -> 
     assert json.loads(json.dumps(spoken, allow_nan=False)) == spoken
 
 
-def test_text_beside_tool_calls_stays() -> None:
-    """An assistant's words, reasoning and calls stand in one message; arguments are JSON text."""
-    parts = [
-        {"type": "reasoning", "content": "it is a product"},
-        {"type": "text", "content": "Let me see."},
-        {"type": "tool_call", "id": "c1", "name": "calc", "arguments": {"expression": "2*3 é"}},
-        {"type": "tool_call", "id": "c2", "name": "calc", "arguments": '{"expr'},
-    ]
-
-    (found,) = messages_of([{"role": "assistant", "parts": parts, "finish_reason": "tool_calls"}])
-
-    assert found == {
-        "role": "assistant",
-        "content": "Let me see.",
-        "reasoning_content": "it is a product",
-        "tool_calls": [
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (
+            [
+                {"type": "reasoning", "content": "it is a product"},
+                {"type": "text", "content": "Let me see."},
+                {"type": "tool_call", "id": "c1", "name": "calc", "arguments": {"a": "2*3 é"}},
+                {"type": "tool_call", "id": "c2", "name": "calc", "arguments": '{"expr'},
+            ],
             {
-                "id": "c1",
-                "type": "function",
-                "function": {"name": "calc", "arguments": '{"expression": "2*3 é"}'},
+                "content": "Let me see.",
+                "reasoning_content": "it is a product",
+                "tool_calls": [
+                    {"id": name, "type": "function", "function": {"name": "calc", "arguments": a}}
+                    for name, a in (("c1", '{"a": "2*3 é"}'), ("c2", '{"expr'))
+                ],
             },
-            {"id": "c2", "type": "function", "function": {"name": "calc", "arguments": '{"expr'}},
-        ],
-    }
+        ),
+        (
+            [
+                {"type": "text", "content": "What is this?"},
+                {"type": "uri", "modality": "image", "uri": "https://x/y.png"},
+                {"type": "blob", "modality": "image", "mime_type": "image/png", "content": "AAEC"},
+            ],
+            {
+                "content": [
+                    {"type": "text", "text": "What is this?"},
+                    {"type": "image_url", "image_url": {"url": "https://x/y.png"}},
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAEC"}},
+                ]
+            },
+        ),
+    ],
+    ids=["text beside calls", "images"],
+)
+def test_parts_of_a_message_stand_in_one(parts: list[Any], expected: dict[str, Any]) -> None:
+    """Words, reasoning and calls with arguments as text; images as parts that a model reads."""
+    item = {"role": "assistant", "parts": parts, "finish_reason": "stop"}
 
-
-def test_images_are_parts_and_not_text() -> None:
-    """An image by URL or by its bytes becomes a part that a vision model reads."""
-    parts = [
-        {"type": "text", "content": "What is this?"},
-        {"type": "uri", "modality": "image", "uri": "https://x/y.png"},
-        {"type": "blob", "modality": "image", "mime_type": "image/png", "content": "AAEC"},
-    ]
-
-    (found,) = messages_of([{"role": "user", "parts": parts}])
-
-    assert found["content"] == [
-        {"type": "text", "text": "What is this?"},
-        {"type": "image_url", "image_url": {"url": "https://x/y.png"}},
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAEC"}},
-    ]
+    assert messages_of([item]) == [{"role": "assistant", **expected}]
 
 
 def test_tool_results_answer_their_calls_where_ids_are_lost() -> None:

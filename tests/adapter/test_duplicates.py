@@ -230,20 +230,6 @@ def one_span(attributes: dict[str, Any]) -> Span:
     return forest.spans[0]
 
 
-def test_a_duplicate_names_the_record_that_is_kept() -> None:
-    """The note stands on the record that is left out."""
-    forest = Forest()
-    above = forest.open("theirs", call_attributes("go on", "x", "r"), scope="theirs")
-    kept = forest.make("ours", call_attributes("go on", "x", "r"), parent=above, scope=c.SCOPE)
-    forest.close(above)
-
-    found = TripletAdapter().explain(forest.spans)
-
-    assert [step.span_id for step in steps_of(found)] == [kept]
-    reason = "duplicate: lightning_otel recorded the same request"
-    assert [(each.span_id, each.reason) for each in found.report.dropped] == [(above, reason)]
-
-
 @pytest.mark.parametrize(
     ("scopes", "answers"),
     [

@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+from tests.instrumentors.http.drawn import draw_arguments, make_text, pieces_of
 from tests.instrumentors.http.wire import Answer, serve, write_events
 
 from lightning_otel import Store, auto_trace
@@ -21,7 +22,7 @@ Drawn = tuple[list[Any], list[Any], list[Any], list[Any]]
 
 def draw_call(draw: random.Random, number: int) -> tuple[str, str, dict[str, Any]]:
     """An id, a tool's name and arguments."""
-    arguments = {"q": "".join(draw.choices('aé"\\n{} ', k=draw.randint(0, 9)))}
+    arguments = draw_arguments(draw)
     return f"call_{number}_{draw.randint(0, 999)}", draw.choice(["look", "run"]), arguments
 
 
@@ -31,10 +32,6 @@ def make_call(call: tuple[str, str, dict[str, Any]]) -> dict[str, Any]:
 
 def make_result(call_id: str) -> dict[str, Any]:
     return {"type": "tool_call_response", "id": call_id, "response": "done"}
-
-
-def make_text(text: str) -> dict[str, Any]:
-    return {"type": "text", "content": text}
 
 
 def draw_chat(draw: random.Random, number: int) -> Drawn:
@@ -108,12 +105,6 @@ def draw_responses(draw: random.Random, number: int) -> Drawn:
 def write_item(call: tuple[str, str, dict[str, Any]]) -> dict[str, Any]:
     arguments = json.dumps(call[2])
     return {"type": "function_call", "call_id": call[0], "name": call[1], "arguments": arguments}
-
-
-def pieces_of(text: str, draw: random.Random) -> list[str]:
-    """A text in pieces of random size."""
-    size = draw.randint(1, 9)
-    return [text[at : at + size] for at in range(0, len(text), size)]
 
 
 def stream_chat(answer: dict[str, Any], draw: random.Random) -> Iterator[dict[str, Any]]:

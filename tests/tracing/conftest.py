@@ -4,13 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-import pytest
-
 from lightning_otel import Recording
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
-RootOf = Callable[[Recording], Span]
 KINDS = ["with", "async with", "plain", "coroutine", "generator", "async generator"]
 
 
@@ -49,13 +46,8 @@ def run_in(kind: str, traced: Any, body: Callable[[], Any]) -> None:
         asyncio.run(ways.get(kind, exhaust)())
 
 
-@pytest.fixture
-def root_of() -> RootOf:
-    """Finds the one root span of a recording."""
-
-    def find(recording: Recording) -> Span:
-        (root,) = [span for span in recording.spans() if span.span_id == recording.span_id]
-        assert root.name == c.SPAN_ROLLOUT
-        return root
-
-    return find
+def root_of(recording: Recording) -> Span:
+    """The one root span of a recording."""
+    (root,) = [span for span in recording.spans() if span.span_id == recording.span_id]
+    assert root.name == c.SPAN_ROLLOUT
+    return root

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 import openai
 import pytest
 from opentelemetry import trace
-from tests.tracing.conftest import RootOf
+from tests.tracing.conftest import root_of
 
 from lightning_otel import Recording, Store, auto_trace, context, emit_message
 from lightning_otel.demo.server import DemoServer
@@ -25,9 +25,7 @@ def bodies(recording: Recording) -> list[str]:
     ]
 
 
-def test_auto_trace_as_with_block_records_one_rollout_with_a_root(
-    store: Store, root_of: RootOf
-) -> None:
+def test_auto_trace_as_with_block_records_one_rollout_with_a_root(store: Store) -> None:
     """A ``with`` block is a rollout: a root span, and below it what happens inside."""
     with auto_trace(store=store, name="quiz", task={"q": "2+2"}) as recording:
         emit_message("thinking")
@@ -239,7 +237,7 @@ def test_twenty_at_once_are_twenty_rollouts(store: Store, kind: str, is_shared: 
     assert all(not span.is_incomplete for span in spans)
 
 
-def test_auto_trace_inside_another_is_a_part_of_it(store: Store, root_of: RootOf) -> None:
+def test_auto_trace_inside_another_is_a_part_of_it(store: Store) -> None:
     """A nested rollout is a child span of the same rollout, and its recording only that part."""
     with auto_trace(store=store) as outer:
         emit_message("before")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tracing.conftest import KINDS, RootOf, run_in
+from tests.tracing.conftest import KINDS, root_of, run_in
 
 from lightning_otel import Recording, Store, auto_trace, context, emit_message, emit_reward
 from lightning_otel.types import conventions as c
@@ -24,7 +24,7 @@ FAILED: list[BaseException] = [
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("exc", [*CLEAN, *FAILED], ids=repr)
 def test_exception_passes_through_and_marks_the_root_as_failed(
-    kind: str, exc: BaseException, store: Store, root_of: RootOf
+    kind: str, exc: BaseException, store: Store
 ) -> None:
     """The very exception comes out; unless it is a clean exit the rollout failed, and is judged."""
     if "generator" in kind and not isinstance(exc, KeyError):
@@ -118,9 +118,7 @@ def test_reward_evaluator_that_fails_or_gives_rubbish_costs_only_its_reward(
     assert evaluator is not fails or "in the evaluator" in caplog.text
 
 
-def test_reward_evaluator_that_ends_the_program_still_ends_the_root(
-    store: Store, root_of: RootOf
-) -> None:
+def test_reward_evaluator_that_ends_the_program_still_ends_the_root(store: Store) -> None:
     """An interrupt inside the evaluator goes its way, past a root span that has ended."""
 
     def judge(recording: Recording) -> float:

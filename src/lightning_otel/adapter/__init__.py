@@ -6,11 +6,10 @@ become one trajectory per branch. What is left out is in the report, with its re
 
 Read ``triplet`` first, which sorts spans into ``attempts``, then ``linear``, which walks over
 nearly all of these with ``calls``, ``tokens`` and ``rewards``. What the walk refuses goes to
-``assembly``. Each name is imported when it is first used: the store needs the readers of
+``assembly``. The names are imported when one is first used: the store needs the readers of
 conventions alone.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,22 +17,12 @@ if TYPE_CHECKING:
     from lightning_otel.adapter.linear import Adaptation
     from lightning_otel.adapter.triplet import WAITING, TraceAdapter, TripletAdapter
 
-_HOMES = {
-    "Adaptation": "linear",
-    "Advantage": "advantages",
-    "Composition": "advantages",
-    "TraceAdapter": "triplet",
-    "TripletAdapter": "triplet",
-    "WAITING": "triplet",
-}
-
 __all__ = ["WAITING", "Adaptation", "Advantage", "Composition", "TraceAdapter", "TripletAdapter"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name from its home, once."""
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    from lightning_otel.adapter import triplet  # which has all of them
+
+    return globals().setdefault(name, getattr(triplet, name))

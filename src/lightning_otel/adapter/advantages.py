@@ -316,9 +316,9 @@ def standardise(values: Sequence[float]) -> list[float]:
     """
     if len(values) < 2:
         return [0.0] * len(values)
-    centre = math.fsum(values) / len(values)
-    deviation = math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
-    return [(value - centre) / (deviation + EPSILON) for value in values]
+    differences = centre(values)
+    deviation = math.sqrt(math.fsum(value**2 for value in differences) / (len(values) - 1))
+    return [value / (deviation + EPSILON) for value in differences]
 
 
 def centre(values: Sequence[float]) -> list[float]:

@@ -47,6 +47,7 @@ from lightning_otel.types import (
     Trajectory,
 )
 from lightning_otel.types import conventions as c
+from lightning_otel.types.transitions import distinct_steps
 
 if TYPE_CHECKING:
     from lightning_otel.adapter.continuations import Answers
@@ -294,11 +295,9 @@ class Assembly:
         )
 
     def _make_report(self, placement: Placement, results: Iterable[Trajectory]) -> Report:
-        paths = (path.transitions for path in results)
-        steps = {id(step): step for path in paths for step in path}.values()
         passed = credit.count_passed_over(self._tree, placement.placed, self._lost)
         return count_steps(
-            list(steps),
+            distinct_steps(results),
             spans=len(self._tree.spans),
             calls=self._recorded,
             rewards=len(placement.placed) + sum(drop.noun == "reward" for drop in self._dropped),

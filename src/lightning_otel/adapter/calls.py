@@ -14,9 +14,15 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel.adapter.agent_patterns import is_tracked, join_versions, resources_of
 from lightning_otel.adapter.attributes import finish_reason, get_integer, get_text, to_text
-from lightning_otel.adapter.histories import RULES
 from lightning_otel.adapter.tokens import MARKED, NO_IDS, NO_RESPONSE_IDS, read_tokens, sampling_of
-from lightning_otel.messages import message, parse_messages, parse_parts, plain_text, text_part
+from lightning_otel.messages import (
+    RULES,
+    message,
+    parse_messages,
+    parse_parts,
+    plain_text,
+    text_part,
+)
 from lightning_otel.types import Call, Message, Span, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.transitions import fast_constructor
@@ -38,10 +44,9 @@ UNREAD = "unreadable: the server's answer is neither JSON nor a stream of events
 BESIDE_CALLS = "marked by hand beside model calls: the calls make the transitions"
 INCOMPLETE_MARK = "incomplete: the mark never ended"
 IDLE = "idle: its agent saw something and never acted"
-_NO_CALLS: Final = (
-    c.CREATE_AGENT, c.EXECUTE_NODE, c.EXECUTE_TASK, c.EXECUTE_TOOL, c.INVOKE_AGENT,
-    c.INVOKE_WORKFLOW, c.RETRIEVAL,
-)  # fmt: skip
+HOSTS: Final = frozenset({c.INVOKE_AGENT, c.EXECUTE_TOOL, c.EXECUTE_TASK, c.INVOKE_WORKFLOW})
+"""Operations that calls lie in."""
+_NO_CALLS: Final = (*HOSTS, c.CREATE_AGENT, c.EXECUTE_NODE, c.RETRIEVAL)
 _HALF_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 

@@ -90,11 +90,6 @@ def _complete_call(call: Span, answer: Span | None) -> Span:
     return replace(call, attributes=attributes, status=status, status_message=text)
 
 
-def index_answers(spans: Sequence[Span]) -> "Answers | None":
-    """Return the calls that others may go on from; None if no span goes on from another."""
-    return Answers(filter(is_source, spans)) if any(map(goes_on, spans)) else None
-
-
 class Answers:
     """The calls of many attempts by the id of their response, each read once."""
 

@@ -58,7 +58,7 @@ def _split_steps(steps: Iterable[Transition]) -> list[_Run]:
 
 
 def _make_conversation(trajectory: Trajectory, run: _Run, indices: Sequence[int]) -> Conversation:
-    """Make the conversation of a run; `own` are its steps that are answers of no earlier one."""
+    """Make the conversation of a run; ``indices`` are of the steps that no earlier one answers."""
     steps, last = run.steps, run.steps[-1]
     turns = chat.turns_of([*run.messages, _as_answer(last.action[0])])
     starts = [0]

@@ -23,8 +23,7 @@ from lightning_otel.adapter.awards import (
     judge_whole,
     order_rewards,
 )
-from lightning_otel.adapter.calls import is_call
-from lightning_otel.adapter.linear import HOSTS
+from lightning_otel.adapter.calls import HOSTS, is_call
 from lightning_otel.adapter.ordering import NO_PARENT
 from lightning_otel.adapter.parts import EndedCalls, Ranks
 from lightning_otel.adapter.rewards import NO_CALL_BEFORE, OUTCOME
@@ -326,29 +325,3 @@ def count_passed_over(tree: Tree, placed: Iterable[Placed], lost: Sequence[int])
             if latest >= 0 and before[latest] > max(map(tree.ends.__getitem__, calls)):
                 targets.update(calls)
     return len(targets)
-
-
-def discount_rewards(
-    rewards: Sequence[float | None], before: Sequence[int], gamma: float
-) -> list[float | None]:
-    """Return the discounted return of each step of one agent; None where no reward follows.
-
-    Where several steps follow one, their mean return counts: they are samples of what comes next.
-
-    Args:
-        rewards: Reward of each step; None where there is none.
-        before: The step that each step follows, which stands earlier; -1 for none.
-        gamma: Discount per step, 0 to 1.
-
-    Source: Sutton and Barto, Reinforcement Learning, 2nd edition, equation 3.8.
-    """
-    returns = list(rewards)
-    following: list[list[float]] = [[] for _ in rewards]
-    for step in range(len(rewards) - 1, -1, -1):
-        if after := following[step]:
-            future = gamma * sum(after) / len(after)
-            returns[step] = future + (rewards[step] or 0.0)
-        value = returns[step]
-        if value is not None and before[step] >= 0:
-            following[before[step]].append(value)
-    return returns

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lightning_otel.adapter.attributes import get_text
-from lightning_otel.adapter.histories import has_rules
 from lightning_otel.adapter.ordering import NO_PARENT
 from lightning_otel.adapter.tree import Tree
-from lightning_otel.messages import parse_messages, plain_text
+from lightning_otel.messages import RULES, parse_messages, plain_text
 from lightning_otel.types import Message, Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import NESTED
@@ -38,8 +37,6 @@ _SHARED: Final = (
 
 @dataclass(slots=True)
 class _Request:
-    """Records that are one request."""
-
     members: list[int]
     scopes: set[str]
     models: set[str]
@@ -253,9 +250,8 @@ def merge_records(tree: Tree, records: Sequence[int]) -> Span:
         message = message or (other.status_message if first.status == other.status else "")
         events = events or other.events
     # One make tells the instructions apart, another one as the first message.
-    if c.SYSTEM_INSTRUCTIONS in attributes and has_rules(
-        parse_messages(attributes.get(c.INPUT_MESSAGES)) or ()
-    ):
+    messages = parse_messages(attributes.get(c.INPUT_MESSAGES)) or ()
+    if c.SYSTEM_INSTRUCTIONS in attributes and any(item.get("role") in RULES for item in messages):
         del attributes[c.SYSTEM_INSTRUCTIONS]
     return replace(first, attributes=attributes, status_message=message, events=events)
 

@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from lightning_otel.adapter.attributes import get_integer
-from lightning_otel.adapter.histories import RULES, History, is_from_agent, message_key
-from lightning_otel.messages import plain_text
+from lightning_otel.adapter.histories import History, is_from_agent, message_key
+from lightning_otel.messages import RULES, plain_text
 from lightning_otel.types import Call, Message
 from lightning_otel.types import conventions as c
 

@@ -5,7 +5,7 @@ An evaluation noted as an event becomes a reward's span of its own where spans a
 
 import hashlib
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from lightning_otel.adapter.attributes import get_text, link_pairs, to_number
@@ -71,11 +71,6 @@ def read_reward(span: Span) -> Reward | str | None:
     )
 
 
-def note_choice(rewards: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the note that of a step's rewards, by name, the first is its reward."""
-    return (SEVERAL.format(", ".join(rewards)),) if len(rewards) > 1 else ()
-
-
 def reward_words(span: Span) -> str:
     """Return every number of a reward with its name; of a flawed one what stands for the first."""
     reward = read_reward(span)
@@ -105,6 +100,32 @@ def add_named(rewards: Iterable[Mapping[str, float]]) -> dict[str, float]:
         for name, number in reward.items():
             numbers.setdefault(name, []).append(number)
     return {name: add_decimals(values) for name, values in numbers.items()}
+
+
+def discount_rewards(
+    rewards: Sequence[float | None], before: Sequence[int], gamma: float
+) -> list[float | None]:
+    """Return the discounted return of each step of one agent; None where no reward follows.
+
+    Where several steps follow one, their mean return counts: they are samples of what comes next.
+
+    Args:
+        rewards: Reward of each step; None where there is none.
+        before: The step that each step follows, which stands earlier; -1 for none.
+        gamma: Discount per step, 0 to 1.
+
+    Source: Sutton and Barto, Reinforcement Learning, 2nd edition, equation 3.8.
+    """
+    returns = list(rewards)
+    following: list[list[float]] = [[] for _ in rewards]
+    for step in range(len(rewards) - 1, -1, -1):
+        if after := following[step]:
+            future = gamma * sum(after) / len(after)
+            returns[step] = future + (rewards[step] or 0.0)
+        value = returns[step]
+        if value is not None and before[step] >= 0:
+            following[before[step]].append(value)
+    return returns
 
 
 def with_evaluations(spans: Iterable[Span]) -> Iterator[Span]:

@@ -5,10 +5,10 @@ transitions it made, so that a step keeps its reward, its neighbours and its pla
 are asked for.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Final, TypeAlias, TypedDict
+from typing import Annotated, Any, Final, TypedDict
 
 from lightning_otel.adapter.agent_patterns import REGEX, check_patterns, matches
 from lightning_otel.adapter.tokens import CUTS
@@ -17,9 +17,6 @@ from lightning_otel.types import CaptureLevel, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.instants import FORMS, SINCE_HELP, UNTIL_HELP, Instant, instant_ns
 from lightning_otel.types.values import check_names, check_types
-
-Matcher: TypeAlias = Callable[[Span], bool | None]
-"""Says of a span that it is one, or is none; None leaves that to the usual rules."""
 
 NOT: Final = "!"
 """What comes before a pattern of agents that are not wanted."""
@@ -166,34 +163,3 @@ def _parse_agents(value: str | Iterable[str]) -> tuple[str, ...]:
     if any(pattern.removeprefix(NOT) in ("", REGEX) for pattern in patterns):
         raise ConfigError(f"agents names {patterns!r}; an empty pattern means nobody")
     return patterns
-
-
-def apply_matchers(
-    spans: Iterable[Span], is_call: Matcher | None, is_reward: Matcher | None
-) -> Iterable[Span]:
-    """Return the spans, those changed that matchers say are, or are no, calls and rewards.
-
-    Args:
-        spans: Spans in today's conventions.
-        is_call: Asked of each span; None asks nobody.
-        is_reward: Likewise. One that is said to be a reward and holds no number is reported.
-    """
-    if is_call is None and is_reward is None:
-        return spans
-    return (_match_span(span, is_call, is_reward) for span in spans)
-
-
-def _match_span(span: Span, is_call: Matcher | None, is_reward: Matcher | None) -> Span:
-    values = dict(span.attributes)
-    says_call = None if is_call is None else is_call(span)
-    says_reward = None if is_reward is None else is_reward(span)
-    is_one = values.get(c.OPERATION) in tuple(c.CALL_OPERATIONS)
-    if says_call and not is_one:
-        values[c.OPERATION] = c.CHAT
-    elif says_call is False and is_one:
-        del values[c.OPERATION]
-    if says_reward:
-        values.setdefault(c.REWARD_VALUE, None)  # it is reported as one without a number
-    elif says_reward is False:
-        values = {k: v for k, v in values.items() if not k.startswith(f"{c.REWARD_PREFIX}.")}
-    return replace(span, attributes=values)

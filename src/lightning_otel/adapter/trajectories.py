@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, TypeAlias
 
-from lightning_otel.adapter import branches, credit, histories, timeline
+from lightning_otel.adapter import branches, histories, timeline
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.attributes import get_text
 from lightning_otel.adapter.branches import Links
@@ -18,6 +18,7 @@ from lightning_otel.adapter.calls import is_call, make_transition, observation_o
 from lightning_otel.adapter.histories import History
 from lightning_otel.adapter.identities import NONE
 from lightning_otel.adapter.ordering import NO_PARENT
+from lightning_otel.adapter.rewards import discount_rewards
 from lightning_otel.adapter.tree import Tree
 from lightning_otel.types import BranchCause, Call, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
@@ -68,7 +69,7 @@ def make_trajectories(
     for (agent, _), group in links.items():
         worth = [values.get(position) for position in group.positions]
         if gamma is not None:
-            worth = credit.discount_rewards(worth, group.before, gamma)
+            worth = discount_rewards(worth, group.before, gamma)
         paths = group.paths()
         steps = _make_transitions(key, group, paths, rewards, worth)
         for branch, (path, cause) in enumerate(

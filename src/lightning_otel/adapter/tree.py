@@ -12,8 +12,7 @@ from typing import Final
 from lightning_otel.adapter import ordering
 from lightning_otel.adapter.attempts import Ordered, may_move, order_by_time
 from lightning_otel.adapter.attributes import get_text, has_id
-from lightning_otel.adapter.calls import is_call
-from lightning_otel.adapter.linear import HOSTS
+from lightning_otel.adapter.calls import HOSTS, is_call
 from lightning_otel.adapter.ordering import NO_PARENT
 from lightning_otel.types import Repair, Span
 from lightning_otel.types import conventions as c

@@ -5,16 +5,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from lightning_otel.adapter import advantages, readers
 from lightning_otel.adapter.advantages import Advantage, Composition, Estimate, Outcome
 from lightning_otel.adapter.attempts import AttemptKey, sort_attempts
-from lightning_otel.adapter.continuations import Answers, complete_calls, index_answers
+from lightning_otel.adapter.continuations import Answers, complete_calls, goes_on, is_source
 from lightning_otel.adapter.histories import state_key
 from lightning_otel.adapter.linear import Adaptation, adapt_linear
 from lightning_otel.adapter.rewards import read_reward
-from lightning_otel.adapter.selection import Matcher, apply_matchers
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import (
     Compose,
@@ -28,6 +27,7 @@ from lightning_otel.types import (
     Span,
     Trajectory,
 )
+from lightning_otel.types import conventions as c
 from lightning_otel.types.values import check_types
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ WAITING: Final = (
 INCOMPLETE_ROLLOUT: Final = "incomplete: the rollout broke off before its end"
 
 T = TypeVar("T")
+Matcher: TypeAlias = Callable[[Span], bool | None]
+"""Says of a span that it is one, or is none; None leaves that to the usual rules."""
 
 
 @contextmanager
@@ -225,11 +227,13 @@ class TripletAdapter:
         incomplete: Collection[tuple[str, str]],
         origins: Iterable[Span] = (),
     ) -> Adaptation:
-        attempts, repeated, strays = sort_attempts(
-            apply_matchers(readers.read(map(span_of, spans)), self.is_call, self.is_reward)
-        )
+        read = readers.read(map(span_of, spans))
+        if self.is_call is not None or self.is_reward is not None:
+            read = map(self._match_span, read)
+        attempts, repeated, strays = sort_attempts(read)
         records = [*readers.read(origins), *(span for group in attempts.values() for span in group)]
-        answers = index_answers(complete_calls(records, records))
+        sources = complete_calls(records, records)
+        answers = Answers(filter(is_source, sources)) if any(map(goes_on, sources)) else None
         parts = [
             self._adapt_attempt(
                 key, complete_calls(members, records), repeated.get(key, ()), answers,
@@ -263,6 +267,21 @@ class TripletAdapter:
             outcomes,
             [(*attempt, part) for attempt, part in zip(attempts.items(), parts, strict=True)],
         )
+
+    def _match_span(self, span: Span) -> Span:
+        values = dict(span.attributes)
+        says_call = None if self.is_call is None else self.is_call(span)
+        says_reward = None if self.is_reward is None else self.is_reward(span)
+        is_one = values.get(c.OPERATION) in tuple(c.CALL_OPERATIONS)
+        if says_call and not is_one:
+            values[c.OPERATION] = c.CHAT
+        elif says_call is False and is_one:
+            del values[c.OPERATION]
+        if says_reward:
+            values.setdefault(c.REWARD_VALUE, None)  # it is reported as one without a number
+        elif says_reward is False:
+            values = {k: v for k, v in values.items() if not k.startswith(f"{c.REWARD_PREFIX}.")}
+        return replace(span, attributes=values)
 
     def _adapt_attempt(
         self, key: AttemptKey, members: Sequence[Span], repeated: Sequence[Span],

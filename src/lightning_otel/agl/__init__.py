@@ -48,7 +48,7 @@ _HOMES: Final = {
     "auto_trace": "agl.tracer",
     "calculate_reward_from_feedback": "agl.reward",
     "context": "agl.tracer",
-    "get_learned_optimizations": "agl.reward",
+    "get_learned_optimizations": "rewards.keywords:learned_optimizations",
     "resolve_lightning_store": "agl.store",
     "train_with_lightning_backend": "agl.trainer",
 }

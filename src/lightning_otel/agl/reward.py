@@ -4,11 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_otel.rewards.feedback import feedback_reward
-from lightning_otel.rewards.keywords import learned_optimizations
-
-__all__ = ["calculate_reward_from_feedback", "get_learned_optimizations"]
-
-get_learned_optimizations = learned_optimizations
 
 
 def calculate_reward_from_feedback(

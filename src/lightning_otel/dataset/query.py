@@ -25,7 +25,8 @@ from lightning_otel.adapter.advantages import Outcome
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.linear import count_steps
 from lightning_otel.adapter.rewards import add_decimals
-from lightning_otel.adapter.selection import Matcher, Selection, SelectionKeywords
+from lightning_otel.adapter.selection import Selection, SelectionKeywords
+from lightning_otel.adapter.triplet import Matcher
 from lightning_otel.dataset.formats.transition_rows import BODIES
 from lightning_otel.dataset.registry import Registry
 from lightning_otel.dataset.selections import read_version

@@ -144,8 +144,6 @@ def log_report(rollout_id: str, report: "Report") -> None:
 
 
 def _write(line: str) -> None:
-    from lightning_otel.types.text import one_line
-
     with contextlib.suppress(Exception):  # a closed stderr is no fault of the program's
-        sys.stderr.write(f"lightning-otel: {one_line(line)}\n")
+        sys.stderr.write(f"lightning-otel: {line}\n")
         sys.stderr.flush()

@@ -7,7 +7,7 @@ moves from turn to turn, and is no part of what is said.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from lightning_otel.dialects.dialect import Attributes, Dialect, Json, add_tools, dump
+from lightning_otel.dialects.dialect import Attributes, Dialect, Json, add_tools, dump, pick_texts
 from lightning_otel.dialects.prompts import LIMITS, prompt_text, text_example
 from lightning_otel.messages import message, object_of, objects, part_of, read_settings, text_part
 from lightning_otel.types import Prompt
@@ -99,9 +99,7 @@ class Anthropic(Dialect):
             c.REASONING_TOKENS: thinking,
         }
         attributes: Attributes = {key: value for key, value in counts.items() if type(value) is int}
-        for name, key in (("id", c.RESPONSE_ID), ("model", c.RESPONSE_MODEL)):
-            if isinstance(body.get(name), str):
-                attributes[key] = body[name]
+        attributes |= pick_texts(body, {"id": c.RESPONSE_ID, "model": c.RESPONSE_MODEL})
         if (reason := _finish_reason(body)) is not None:
             attributes[c.FINISH_REASONS] = [reason]
         return attributes

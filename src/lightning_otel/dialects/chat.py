@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from lightning_otel import messages
 from lightning_otel.adapter.tokens import add_encoded, encode_ids, sampled_ids, token_content
-from lightning_otel.dialects.dialect import Attributes, Dialect, Json, add_tools, dump
+from lightning_otel.dialects.dialect import Attributes, Dialect, Json, add_tools, dump, pick_texts
 from lightning_otel.dialects.pieces import join_calls, join_pieces
 from lightning_otel.dialects.prompts import LIMITS, replace_prompt
 from lightning_otel.errors import ConfigError
@@ -43,19 +43,17 @@ _GROWING: Final = frozenset({"text", "logprobs", "token_ids"})
 
 
 class Chat(Dialect):
-    """``/chat/completions``: attributes and content of its requests and answers.
-
-    Content is messages and tools as JSON texts, token ids and logprobs, by attribute key. The other
-    endpoints say where they differ.
+    """``/chat/completions``; the other endpoints say where they differ.
 
     Attributes:
-        operation: The operation's name in the conventions.
         api: The API's name there, where it has one.
+        token_limit: The API's name for the limit of tokens, where it has but one.
     """
 
     provider = "openai"
     end_marks = frozenset({"[DONE]"})
     api = "chat_completions"
+    token_limit = ""
 
     def model_of(self, body: Json, path: str) -> str | None:
         """Return the model that a request names, in its body or as Azure's deployment."""
@@ -105,14 +103,9 @@ class Chat(Dialect):
         """Return model and sampling of an endpoint, by the names that this API has for them."""
         changes: dict[str, Any] = {}
         for name, value in endpoint.get("sampling", {}).items():
-            spelt = self.limit_name(name, body) if name in LIMITS else name
+            spelt = self.token_limit or _limit_name(name, body) if name in LIMITS else name
             changes.update(self.spell_setting(spelt, copy.deepcopy(value), body))
         return changes | ({"model": endpoint["model"]} if endpoint.get("model") else {})
-
-    def limit_name(self, name: str, body: Json) -> str:
-        """Return the agent's own name for the token limit, since two are refused."""
-        limit = next((limit for limit in LIMITS[:2] if limit in body), None)
-        return limit or (name if name in LIMITS[:2] else LIMITS[0])
 
     def spell_setting(self, name: str, value: Any, body: Json) -> dict[str, Any]:
         """Return a setting as this API takes it; nothing where it does not."""
@@ -127,12 +120,7 @@ class Chat(Dialect):
 
     def response_attributes(self, body: Json) -> Attributes:
         """Id, model, counts and finish reasons of an answer."""
-        attributes: Attributes = {
-            key: value
-            for name, key in _RESPONSE.items()
-            if isinstance(value := body.get(name), str)
-        }
-        attributes.update(token_counts(body.get("usage")))
+        attributes = pick_texts(body, _RESPONSE) | token_counts(body.get("usage"))
         reasons = [reason for reason in self.finish_reasons(body) if isinstance(reason, str)]
         if reasons:
             attributes[c.FINISH_REASONS] = reasons
@@ -214,8 +202,13 @@ class Chat(Dialect):
         return {**whole, "message": {**spoken, "tool_calls": join_calls(calls)}}
 
 
+def _limit_name(name: str, body: Json) -> str:
+    """Return the agent's own name for the token limit, since two are refused."""
+    limit = next((limit for limit in LIMITS[:2] if limit in body), None)
+    return limit or (name if name in LIMITS[:2] else LIMITS[0])
+
+
 def _has_tokens(holder: Json) -> bool:
-    """Return whether an answer or a choice says something of tokens."""
     get = holder.get
     return bool(get("logprobs") or get("token_ids") or get("prompt_token_ids")) or bool(
         get("response_token_ids")

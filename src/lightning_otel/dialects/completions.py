@@ -11,7 +11,6 @@ from lightning_otel.dialects.chat import Chat
 from lightning_otel.dialects.dialect import Attributes, Dialect, Json, dump
 from lightning_otel.messages import message, object_of, objects
 from lightning_otel.messages.media import text_part
-from lightning_otel.types import Prompt
 from lightning_otel.types import conventions as c
 
 
@@ -20,14 +19,8 @@ class Completions(Chat):
 
     operation = c.TEXT_COMPLETION
     api = ""
-
-    def instruct(self, body: Json, prompt: Prompt, task: object) -> dict[str, Any]:
-        """Return nothing: a text to go on with has no instructions."""
-        return {}
-
-    def limit_name(self, name: str, body: Json) -> str:
-        """Return the one name that this API has."""
-        return "max_tokens"
+    token_limit = "max_tokens"
+    instruct = Dialect.instruct  # a text to go on with has no instructions
 
     def spell_setting(self, name: str, value: Any, body: Json) -> dict[str, Any]:
         """Return a setting; this API has no effort."""
@@ -69,6 +62,7 @@ class Embeddings(Chat):
     api = ""
     instruct, sample = Dialect.instruct, Dialect.sample
     wanted_ids = Dialect.wanted_ids
+    response_content = Dialect.response_content  # vectors are no message
 
     def request_attributes(self, body: Json) -> Attributes:
         """Attributes of a request, with its encoding."""
@@ -95,13 +89,8 @@ class Embeddings(Chat):
                 attributes[c.EMBEDDING_DIMENSIONS] = len(vector)
         return attributes
 
-    def response_content(self, body: Json) -> dict[str, str]:
-        """Return nothing: vectors are no message."""
-        return {}
-
 
 def _asked_texts(value: object) -> list[str]:
-    """Return the texts that were asked, as JSON of one user message each; none of token ids."""
     texts = value if isinstance(value, list) else [value]
     return [text for text in texts if isinstance(text, str)]
 

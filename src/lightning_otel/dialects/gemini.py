@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from lightning_otel.dialects.dialect import Attributes, Dialect, Json, add_tools, dump
+from lightning_otel.dialects.dialect import Attributes, Dialect, Json, add_tools, dump, pick_texts
 from lightning_otel.dialects.prompts import LIMITS, prompt_text, text_example
 from lightning_otel.errors import ConfigError
 from lightning_otel.messages import message, object_of, objects, part_of, read_settings
@@ -134,9 +134,9 @@ class Gemini(Dialect):
             numbers = [usage[name] for name in names if type(usage.get(name)) is int]
             if numbers:
                 attributes[key] = sum(numbers)
-        for name, key in (("response_id", c.RESPONSE_ID), ("model_version", c.RESPONSE_MODEL)):
-            if isinstance(body.get(name), str):
-                attributes[key] = body[name]
+        attributes |= pick_texts(
+            body, {"response_id": c.RESPONSE_ID, "model_version": c.RESPONSE_MODEL}
+        )
         candidates = objects(body.get("candidates"))
         reasons: list[str | None] = [*map(_finish_reason, candidates)]
         if _spell_names(body.get("prompt_feedback")).get("block_reason"):

@@ -5,15 +5,15 @@ vLLM's servers number the calls of one answer.
 """
 
 import itertools
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from operator import itemgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import orjson
 
+from lightning_otel.dialects.dialect import Json
 from lightning_otel.messages import object_of
 
-Json: TypeAlias = Mapping[str, Any]
 _CALLED: Final = frozenset({"function", "custom"})
 
 
@@ -88,7 +88,6 @@ def join_pieces(pieces: Sequence[Json], growing: Container[str]) -> dict[str, An
 
 
 def _join(values: list[Any]) -> Any:
-    """Join the pieces of one streamed value."""
     if len(values) == 1:
         return values[0]
     kinds = set(map(type, values))

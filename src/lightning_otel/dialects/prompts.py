@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from lightning_otel.errors import ConfigError
-from lightning_otel.messages import content_parts
+from lightning_otel.messages import RULES, content_parts
 from lightning_otel.types import Prompt
 from lightning_otel.types.values import dump
 
-SYSTEM: Final = ("system", "developer")
 LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 """Names of the limit of an answer's tokens."""
 
@@ -40,7 +39,7 @@ def replace_prompt(
         examples: What comes before the conversation.
         is_needed: Whether the prompt stands among the messages.
     """
-    lead = next((i for i, item in enumerate(items) if role_of(item) not in SYSTEM), len(items))
+    lead = next((i for i, item in enumerate(items) if role_of(item) not in RULES), len(items))
     leading: list[Any] = list(items[:lead])
     if is_needed and leading:
         system = leading[0]

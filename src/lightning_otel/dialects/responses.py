@@ -10,16 +10,22 @@ from typing import Any, Final
 
 from lightning_otel.adapter.tokens import token_content
 from lightning_otel.dialects.chat import Chat
-from lightning_otel.dialects.dialect import Attributes, Dialect, Json, add_tools, dump
+from lightning_otel.dialects.dialect import Attributes, Dialect, Json, add_tools, dump, pick_texts
 from lightning_otel.dialects.prompts import (
-    SYSTEM,
     prompt_text,
     replace_prompt,
     role_of,
     text_example,
 )
 from lightning_otel.errors import ConfigError
-from lightning_otel.messages import content_parts, object_of, objects, raw_call_part, read_items
+from lightning_otel.messages import (
+    RULES,
+    content_parts,
+    object_of,
+    objects,
+    raw_call_part,
+    read_items,
+)
 from lightning_otel.redact import Scrubbed, scrub
 from lightning_otel.types import Prompt
 from lightning_otel.types import conventions as c
@@ -57,6 +63,7 @@ class Responses(Chat):
 
     end_marks = frozenset({"response.completed", "response.incomplete", "response.failed"})
     api = "responses"
+    token_limit = "max_output_tokens"
 
     def request_attributes(self, body: Json) -> Attributes:
         """Attributes of a request, with its effort and conversation."""
@@ -65,14 +72,9 @@ class Responses(Chat):
             attributes[c.REQUEST_CONVERSATION] = attributes[c.CONVERSATION_ID]
         if body.get("background") is True:
             attributes[c.REQUEST_BACKGROUND] = True
-        prompt = object_of(body.get("prompt"))
-        for key, name in ((c.PROMPT_ID, "id"), (c.PROMPT_VERSION, "version")):
-            if isinstance(prompt.get(name), str):
-                attributes[key] = prompt[name]
-        effort = object_of(body.get("reasoning")).get("effort")
-        if isinstance(effort, str):
-            attributes[c.REQUEST_REASONING_LEVEL] = effort
-        return attributes
+        prompt, reasoning = object_of(body.get("prompt")), object_of(body.get("reasoning"))
+        attributes |= pick_texts(prompt, {"id": c.PROMPT_ID, "version": c.PROMPT_VERSION})
+        return attributes | pick_texts(reasoning, {"effort": c.REQUEST_REASONING_LEVEL})
 
     def output_format(self, body: Json) -> Json:
         """Return the response format that a request wants."""
@@ -123,7 +125,7 @@ class Responses(Chat):
             kind = type(value).__name__
             raise ConfigError(f"its input is {kind}; substitution wants text or a list")
         system = body.get("instructions")
-        is_in_input = system is None and bool(items) and role_of(items[0]) in SYSTEM
+        is_in_input = system is None and bool(items) and role_of(items[0]) in RULES
         changes: dict[str, Any] = {}
         if not is_in_input:
             changes["instructions"] = prompt_text(prompt, system, task)
@@ -131,17 +133,13 @@ class Responses(Chat):
             changes["input"] = replace_prompt(prompt, items, task, examples, is_needed=is_in_input)
         return changes
 
-    def limit_name(self, name: str, body: Json) -> str:
-        """Return the one name that this API has."""
-        return "max_output_tokens"
-
     def spell_setting(self, name: str, value: Any, body: Json) -> dict[str, Any]:
         """Return a setting, its effort within the reasoning; none that this API refuses."""
         if name == "reasoning_effort":
             return {"reasoning": {**(body.get("reasoning") or {}), "effort": value}}
         return {} if name in _REFUSED else {name: value}
 
-    wanted_ids = Dialect.wanted_ids
+    wanted_ids, is_complete = Dialect.wanted_ids, Dialect.is_complete
 
     def response_attributes(self, body: Json) -> Attributes:
         """Attributes of an answer, with its conversation."""
@@ -181,10 +179,6 @@ class Responses(Chat):
             **_stored_prompt(body),
             **token_content(body.get("prompt_token_ids"), [body.get("token_ids")], [logprobs]),
         }
-
-    def is_complete(self, events: Sequence[Json]) -> bool:
-        """Return whether the event that closes an answer came."""
-        return Dialect.is_complete(self, events)
 
     def assemble(self, events: Sequence[Json]) -> Json:
         """The whole answer: the closing event's, else what the pieces so far add up to."""

@@ -14,8 +14,7 @@ import orjson
 
 from lightning_otel.messages.media import text_part as text_part
 from lightning_otel.messages.media import to_text
-from lightning_otel.messages.parts import READERS, Part, media_beside, unwrap_response
-from lightning_otel.messages.parts import named_part as named_part
+from lightning_otel.messages.parts import READERS, Part, media_beside, named_part, unwrap_response
 from lightning_otel.messages.parts import part_of as part_of
 from lightning_otel.messages.parts import reasoning_part as reasoning_part
 from lightning_otel.messages.parts import tool_call_part as tool_call_part
@@ -28,6 +27,8 @@ from lightning_otel.types import Message
 from lightning_otel.types.text import plain_text as plain_text
 from lightning_otel.types.values import is_object
 
+RULES: Final = ("system", "developer")
+"""Who says instructions."""
 _CALLS: Final = frozenset({"function_call", "custom_tool_call"})
 _MODEL_ITEMS: Final = frozenset({"mcp_list_tools", "compaction", "item_reference"})
 """Items of the model whose names do not tell; others end in ``_call`` or ``_request``."""

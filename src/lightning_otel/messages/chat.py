@@ -53,7 +53,10 @@ def _to_chat(item: Message) -> list[dict[str, Any]]:
     kinds = {str(part.get("type")) for part in parts}
     role = _role_of(item, kinds)
     if "tool_call_response" not in kinds:
-        return [_tool_text(item, parts) if role == "tool" else _make_turn(role, item, parts)]
+        if role != "tool":
+            return [_make_turn(role, item, parts)]
+        call_id = item.get("tool_call_id", item.get("id"))
+        return [_make_result(call_id, _join_content(list(map(content_of, parts))))]
     turns: list[dict[str, Any]] = []
     run: list[Mapping[str, Any]] = []
     for part in [*parts, None]:
@@ -125,11 +128,6 @@ def _make_call(part: Mapping[str, Any]) -> dict[str, Any]:
         text = to_json(arguments)
     function = {"name": name if isinstance(name, str) else "", "arguments": text}
     return {"id": _call_id(part.get("id")), "type": "function", "function": function}
-
-
-def _tool_text(item: Message, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    call_id = item.get("tool_call_id", item.get("id"))
-    return _make_result(call_id, _join_content([content_of(part) for part in parts]))
 
 
 def _make_result(call_id: object, content: object) -> dict[str, Any]:

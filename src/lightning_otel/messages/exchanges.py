@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from lightning_otel.messages import (
+    RULES,
     SETTINGS,
     content_parts,
     flatten_tools,
@@ -95,7 +96,7 @@ def is_cut(text: object) -> bool:
 
 
 def read_exchange(request: Any, reply: Any, offers: Any = None, system: Any = None) -> Exchange:
-    """Read a request and its answer; ``beside`` and ``system`` are default tools and prompt."""
+    """Read a request and its answer; ``offers`` and ``system`` are default tools and prompt."""
     raw_request, raw = request, reply
     request, reply = _load(request), _load(reply)
     messages, tools = _split_tools(request)
@@ -103,7 +104,7 @@ def read_exchange(request: Any, reply: Any, offers: Any = None, system: Any = No
     places = (object_of(request), offers, object_of(reply))
     tools = tools or next(filter(None, map(_find_tools, places)), [])
     turns = read_messages(messages, "user", raw_request)
-    if not any(turn["role"] in ("system", "developer") for turn in turns):
+    if not any(turn["role"] in RULES for turn in turns):
         rules = _read_system({"system": parse_json(system)}) or _read_system(object_of(reply))
         turns = [*rules, *turns]
     if isinstance(reply, list) and {"prompt", "messages"} <= object_of(request).keys():  # DSPy's
@@ -232,17 +233,13 @@ def spell_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(blocks, list) and all(map(is_part, blocks)):
             fields["content"] = blocks
     elif isinstance(content, list):
-        fields["content"] = [_open_part(part) for part in content]
+        fields["content"] = [object_of(p).get("message_content") or p for p in content]
     return fields
 
 
 def _is_of_vercel(item: Mapping[str, Any]) -> bool:
     """Return whether an answer is a text beside calls and files, and nothing else."""
     return bool(item.keys() & _VERCEL) and item.keys() <= _OF_VERCEL
-
-
-def _open_part(part: Any) -> Any:
-    return object_of(part).get("message_content") or part
 
 
 def _spell_call(call: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -155,11 +155,6 @@ def _read_id(fields: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     return value[-1] if isinstance(value, list) and value else value
 
 
-def _object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = fields.get(name)
-    return value if is_object(value) else {}
-
-
 def _rest_of(part: Mapping[str, Any], names: tuple[str, ...]) -> Part:
     return {key: value for key, value in part.items() if key not in names and value is not None}
 
@@ -181,10 +176,9 @@ def _read_refusal(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) 
 def _read_reasoning(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> Part | None:
     content = inner.get("reasoningText") if inner else part
     text = _first(content, _WORDS) if isinstance(content, Mapping) else None
-    if not isinstance(text, str):
+    if not (isinstance(content, Mapping) and isinstance(text, str)):
         return None
-    extra = _rest_of(content, ("type", *_WORDS)) if isinstance(content, Mapping) else {}
-    return {**reasoning_part(text), **extra}
+    return {**reasoning_part(text), **_rest_of(content, ("type", *_WORDS))}
 
 
 def _read_call(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> Part | None:
@@ -209,7 +203,8 @@ def _read_result(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -
     result = _first(fields, _RESULTS)
     if is_object(result) and result.keys() == {"type", "value"}:  # the Vercel AI SDK's
         result = result["value"]
-    call_id = _read_id(fields, _RESULT_IDS) or _first(_object(fields, "origin"), _CALL_IDS)
+    origin = fields["origin"] if is_object(fields.get("origin")) else {}
+    call_id = _read_id(fields, _RESULT_IDS) or _first(origin, _CALL_IDS)
     answer = tool_response_part(call_id, unwrap_response(result))
     is_failed = any(fields.get(name) for name in _FAILURES) or fields.get("status") == "error"
     return {**answer, "is_error": True} if is_failed else answer

@@ -113,10 +113,6 @@ class Leases:
                 return False
             return bool(self.update(connection, condition, **values))
 
-    def release(self, connection: "Connection", condition: "sa.ColumnElement[bool]") -> int:
-        """Delete held rows, where a row stands for the lease alone; return their number."""
-        return connection.execute(sa.delete(self._table).where(condition)).rowcount
-
     def count(self, statuses: Sequence[S], *where: "sa.ColumnElement[bool]") -> dict[S, int]:
         """Return the number of rows by status; every status is named."""
         query = sa.select(self._status, sa.func.count()).where(*where).group_by(self._status)
@@ -227,7 +223,7 @@ class Claims:
         is_later = sa.or_(CLAIMS.c.state == "claimed", CLAIMS.c.step > step)
         condition = sa.and_(self._mine, CLAIMS.c.run_id == self.run_id, is_later)
         with self._state.change() as connection:
-            return self._leases.release(connection, condition)
+            return connection.execute(sa.delete(CLAIMS).where(condition)).rowcount
 
     def reopen(self, rollout_ids: Iterable[str]) -> int:
         """Allow rollouts to be trained on again, such as after a late reward."""
@@ -274,8 +270,9 @@ class Claims:
     def _release_claims(
         self, connection: "Connection", where: "sa.ColumnElement[bool]", rollout_ids: Iterable[str]
     ) -> int:
+        delete = sa.delete(CLAIMS).where(where)
         return sum(
-            self._leases.release(connection, sa.and_(where, CLAIMS.c.rollout_id.in_(ids)))
+            connection.execute(delete.where(CLAIMS.c.rollout_id.in_(ids))).rowcount
             for ids in id_batches(rollout_ids)
         )
 

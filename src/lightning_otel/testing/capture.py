@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Unpack
 
-import orjson
 from opentelemetry import context as otel_context
 
 from lightning_otel import capture, config
@@ -14,7 +13,7 @@ from lightning_otel.adapter.duplicates import DUPLICATE
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
-from lightning_otel.messages import parse_messages
+from lightning_otel.messages import objects, parse_messages
 from lightning_otel.messages.chat import messages_of
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.transforms import remove_dropped
@@ -22,6 +21,8 @@ from lightning_otel.tracing import Options, Recording, auto_trace
 from lightning_otel.types import Report, Reward, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import one_line
+from lightning_otel.types.transitions import distinct_steps
+from lightning_otel.types.values import parse_json
 from lightning_otel.views.trace import Row, Trace, make_trace
 
 _CELLS: Final = 60
@@ -132,8 +133,7 @@ class Captured:
     @property
     def transitions(self) -> list[Transition]:
         """The steps of all trajectories, each once."""
-        steps = [step for path in self.trajectories for step in path.transitions]
-        return list({(step.trace_id, step.span_id): step for step in steps}.values())
+        return distinct_steps(self.trajectories)
 
     @property
     def report(self) -> Report:
@@ -267,7 +267,8 @@ def _make_call(row: Row) -> CapturedCall:
             if part.get("type") == "tool_call"
         ),
         tools=tuple(
-            str(tool.get("name")) for tool in _parse_json(attributes.get(c.TOOL_DEFINITIONS), [])
+            str(tool.get("name"))
+            for tool in objects(parse_json(attributes.get(c.TOOL_DEFINITIONS)))
         ),
         input_tokens=attributes.get(c.INPUT_TOKENS),
         output_tokens=attributes.get(c.OUTPUT_TOKENS),
@@ -283,8 +284,8 @@ def _make_tool(row: Row) -> CapturedTool:
     return CapturedTool(
         name=str(attributes.get(c.TOOL_NAME) or row.span.name),
         agent=row.agent,
-        arguments=_parse_json(attributes.get(c.TOOL_ARGUMENTS)),
-        result=_parse_json(attributes.get(c.TOOL_RESULT)),
+        arguments=parse_json(attributes.get(c.TOOL_ARGUMENTS)),
+        result=parse_json(attributes.get(c.TOOL_RESULT)),
         error=_word_error(row.span),
         span=row.span,
     )
@@ -294,15 +295,6 @@ def _word_error(span: Span) -> str:
     if span.status != "ERROR":
         return ""
     return str(span.attributes.get(c.ERROR_TYPE) or span.status_message or "error")
-
-
-def _parse_json(text: object, otherwise: Any = None) -> Any:
-    if not isinstance(text, str):
-        return otherwise if text is None else text
-    try:
-        return orjson.loads(text)
-    except ValueError:
-        return text
 
 
 def _shorten_value(value: object) -> str:

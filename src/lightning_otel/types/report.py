@@ -109,7 +109,7 @@ class Report:
             ("moved", repairs),
             ("note", self.notes),
         ):
-            most = sorted(reasons.items(), key=lambda item: -item[1])
+            most = Counter(reasons).most_common()
             rows += [(what, number, reason) for reason, number in most[:_SHOWN]]
             if hidden := most[_SHOWN:]:
                 number = sum(number for _, number in hidden)
@@ -119,10 +119,7 @@ class Report:
 
     def reasons(self) -> dict[str, int]:
         """Count each reason for leaving something out, the most frequent first."""
-        counts: dict[str, int] = {}
-        for dropped in self.dropped:
-            counts[dropped.reason] = counts.get(dropped.reason, 0) + 1
-        return dict(sorted(counts.items(), key=lambda item: -item[1]))
+        return dict(Counter(dropped.reason for dropped in self.dropped).most_common())
 
     @classmethod
     def total(cls, reports: Iterable["Report"]) -> "Report":
@@ -137,9 +134,8 @@ class Report:
                 counts[name] += getattr(report, name)
             dropped += report.dropped
             repairs += report.repairs
-            for counter, counted in ((inexact, report.inexact), (notes, report.notes)):
-                for reason, number in counted.items():
-                    counter[reason] += number
+            inexact.update(report.inexact)
+            notes.update(report.notes)
         return cls(
             **counts,
             dropped=tuple(dropped),
@@ -147,6 +143,3 @@ class Report:
             inexact=dict(inexact.most_common()),
             notes=dict(notes.most_common()),
         )
-
-    def __add__(self, other: "Report") -> "Report":
-        return Report.total((self, other))

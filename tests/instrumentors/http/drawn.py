@@ -23,15 +23,15 @@ class Vendor:
     stream: Callable[[list[Any], random.Random], bytes]
 
 
-def _text(text: str) -> dict[str, Any]:
+def make_text(text: str) -> dict[str, Any]:
     return {"type": "text", "content": text}
 
 
-def _draw_arguments(draw: random.Random) -> dict[str, Any]:
+def draw_arguments(draw: random.Random) -> dict[str, Any]:
     return {"q": "".join(draw.choices('aé"\\n{} ', k=draw.randint(0, 9)))}
 
 
-def _pieces(text: str, draw: random.Random) -> list[str]:
+def pieces_of(text: str, draw: random.Random) -> list[str]:
     size = draw.randint(1, 9)
     return [text[at : at + size] for at in range(0, len(text), size)]
 
@@ -51,9 +51,9 @@ def _draw_blocks(draw: random.Random, number: int) -> tuple[list[Any], list[Any]
         parts.append({"type": "anthropic.redacted_thinking", "data": "ZGF0YQ=="})
     if draw.random() < 0.7 or not blocks:
         blocks.append({"type": "text", "text": f"answer é {number}"})
-        parts.append(_text(f"answer é {number}"))
+        parts.append(make_text(f"answer é {number}"))
     for place in range(draw.randint(0, 3)):
-        call_id, arguments = f"toolu_{number}_{place}", _draw_arguments(draw)
+        call_id, arguments = f"toolu_{number}_{place}", draw_arguments(draw)
         blocks.append({"type": "tool_use", "id": call_id, "name": "look", "input": arguments})
         parts.append({"type": "tool_call", "id": call_id, "name": "look", "arguments": arguments})
     return blocks, parts
@@ -61,7 +61,7 @@ def _draw_blocks(draw: random.Random, number: int) -> tuple[list[Any], list[Any]
 
 def _draw_anthropic(draw: random.Random, number: int) -> Any:
     content: list[Any] = [{"type": "text", "text": f"question {number}"}]
-    parts = [_text(f"question {number}")]
+    parts = [make_text(f"question {number}")]
     if draw.random() < 0.3:
         source = {"type": "base64", "media_type": "image/png", "data": IMAGE}
         content.append({"type": "image", "source": source})
@@ -76,7 +76,7 @@ def _draw_anthropic(draw: random.Random, number: int) -> Any:
         results = [{"type": "tool_result", "tool_use_id": i, "content": "done"} for i in ids]
         told = [{"type": "tool_call_response", "id": i, "response": "done"} for i in ids]
         sent.append({"role": "user", "content": [*results, {"type": "text", "text": "go on"}]})
-        said.append({"role": "user", "parts": [*told, _text("go on")]})
+        said.append({"role": "user", "parts": [*told, make_text("go on")]})
     return sent, said, *_draw_blocks(draw, 10 * number + 9)
 
 
@@ -107,12 +107,12 @@ def _stream_anthropic(blocks: list[Any], draw: random.Random) -> bytes:
             yield {"type": "content_block_start", **at, "content_block": begun}
             deltas: list[dict[str, Any]] = []
             for name in ("text", "thinking"):
-                pieces = _pieces(block.get(name, ""), draw)
+                pieces = pieces_of(block.get(name, ""), draw)
                 deltas += [{"type": f"{name}_delta", name: piece} for piece in pieces]
             if "signature" in block:
                 deltas.append({"type": "signature_delta", "signature": block["signature"]})
             if "input" in block:
-                pieces = _pieces(json.dumps(block["input"]), draw)
+                pieces = pieces_of(json.dumps(block["input"]), draw)
                 deltas += [{"type": "input_json_delta", "partial_json": each} for each in pieces]
             for delta in deltas:
                 yield {"type": "content_block_delta", **at, "delta": delta}
@@ -135,9 +135,9 @@ def _draw_parts(draw: random.Random, number: int) -> tuple[list[Any], list[Any]]
         parts.append({"type": "reasoning", "content": "a thought é"})
     if draw.random() < 0.7 or not wire:
         wire.append({"text": f"answer é {number}"})
-        parts.append(_text(f"answer é {number}"))
+        parts.append(make_text(f"answer é {number}"))
     for _ in range(draw.randint(0, 3)):
-        arguments = _draw_arguments(draw)
+        arguments = draw_arguments(draw)
         wire.append({"functionCall": {"name": "look", "args": arguments}})
         parts.append({"type": "tool_call", "id": None, "name": "look", "arguments": arguments})
         if draw.random() < 0.5:
@@ -148,7 +148,7 @@ def _draw_parts(draw: random.Random, number: int) -> tuple[list[Any], list[Any]]
 
 def _draw_gemini(draw: random.Random, number: int) -> Any:
     content: list[Any] = [{"text": f"question {number}"}]
-    parts = [_text(f"question {number}")]
+    parts = [make_text(f"question {number}")]
     if draw.random() < 0.3:
         content.append({"inlineData": {"mimeType": "image/png", "data": IMAGE}})
         parts.append(_IMAGE)
@@ -163,7 +163,7 @@ def _draw_gemini(draw: random.Random, number: int) -> Any:
         told = {"type": "tool_call_response", "id": None, "response": {"result": "done"},
                 "name": "look"}  # fmt: skip
         sent.append({"role": "user", "parts": [*[result] * count, {"text": "go on"}]})
-        said.append({"role": "user", "parts": [*[told] * count, _text("go on")]})
+        said.append({"role": "user", "parts": [*[told] * count, make_text("go on")]})
     return sent, said, *_draw_parts(draw, 10 * number + 9)
 
 
@@ -179,7 +179,7 @@ def _whole_gemini(parts: list[Any]) -> dict[str, Any]:
 def _stream_gemini(parts: list[Any], draw: random.Random) -> bytes:
     pieces: list[Any] = []
     for part in parts:
-        texts = _pieces(part["text"], draw) if "text" in part else []
+        texts = pieces_of(part["text"], draw) if "text" in part else []
         pieces += [{**part, "text": text} for text in texts] or [part]
     whole = _whole_gemini(parts)
 

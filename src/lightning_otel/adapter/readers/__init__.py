@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from lightning_otel.adapter.readers import (
-    agentlightning,
     agentops,
     genai,
     haystack,
@@ -43,7 +42,6 @@ _READERS: Final[tuple[Reader, ...]] = (
     legacy,
     openinference,
     agentops,
-    agentlightning,
     haystack,
     litellm,
     vercel,
@@ -59,7 +57,7 @@ def summary(
     """The attributes with what readers make of them; the very same where none has a say."""
     if scope == c.SCOPE:
         return attributes
-    values = agentlightning.ids_of(attributes, otel_resource)
+    values = _find_ids(attributes, otel_resource)
     for reader in _readers_of(attributes):
         values |= reader.summary(name, attributes)
     return {**attributes, **values} if values else attributes
@@ -82,13 +80,21 @@ def _read_span(span: Span) -> Span:
     attributes = span.attributes
     if any(key in attributes for key in _OWN_KEYS):
         return span
-    values = agentlightning.ids_of(attributes, span.otel_resource)
+    values = _find_ids(attributes, span.otel_resource)
     for reader in _readers_of(attributes):
         values |= reader.summary(span.name, attributes)
         values |= reader.content(span)
     if not values:
         return span
     return replace(span, attributes={**attributes, **values})
+
+
+def _find_ids(attributes: Mapping[str, Any], otel_resource: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rollout and attempt that a span's resource names, as Agent Lightning's does."""
+    if not otel_resource.get(c.ROLLOUT_ID) or attributes.get(c.ROLLOUT_ID):
+        return {}
+    ids = {key: otel_resource.get(key) for key in (c.ROLLOUT_ID, c.ATTEMPT_ID)}
+    return {key: value for key, value in ids.items() if value}
 
 
 def _readers_of(attributes: Mapping[str, Any]) -> Iterable[Reader]:

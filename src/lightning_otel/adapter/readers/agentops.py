@@ -1,10 +1,13 @@
 """AgentOps 0.4 and OpenLLMetry: spans of agents and tools around calls in ``gen_ai.*``.
 
 The tools an answer of AgentOps asks for are on spans of their own below the call; they are put back
-into the answer. A chain of LangChain is an agent by its type, as it is to Agent Lightning.
+into the answer. Agent Lightning 0.3 records by AgentOps, with token ids beside; its rewards,
+messages, objects and operations have the keys of ours. A chain of LangChain is an agent by its
+type, as it is to Agent Lightning.
 
-Source: AgentOps 0.4.21, ``agentops/semconv``; Agent Lightning 0.3.0, ``adapter/triplet.py``;
-``opentelemetry-semantic-conventions-ai`` 0.5; ``traceloop-sdk`` 0.62.
+Source: AgentOps 0.4.21, ``agentops/semconv``; ``opentelemetry-semantic-conventions-ai`` 0.5;
+``traceloop-sdk`` 0.62; Agent Lightning 0.3.0, ``adapter/triplet.py``, ``semconv.py``,
+``instrumentation/agentops.py``, ``tracer/otel.py``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +17,7 @@ from typing import Any, Final
 from lightning_otel.adapter.attributes import get_text
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.chat import drop_none
+from lightning_otel.adapter.tokens import token_content
 from lightning_otel.messages import message, objects, tool_call_part
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -42,11 +46,38 @@ _CALL_TYPE: Final = "tool.call.type"
 CALLED_TOOL: Final = "lightning.called_tool"
 """On a span that stands for a part of its parent's answer, while spans are read: that part."""
 
-MARKS = (*_KINDS, _CALL_TYPE, _CHAIN)
+_PROMPT_IDS: Final = "prompt_token_ids"
+_RESPONSE_IDS: Final = "response_token_ids"
+_LOGPROBS: Final = "logprobs.content"
+_REWARDS: Final = ("agentops.task.output", "agentops.entity.output")
+"""Where the deprecated ``@reward`` leaves a reward, as JSON."""
+_OLD_REWARD: Final = "reward"
+"""Where Agent Lightning 0.2 left it, on spans of its own name."""
+
+MARKS = (
+    *_KINDS, _CALL_TYPE, _CHAIN, _PROMPT_IDS, _RESPONSE_IDS, _LOGPROBS, *_REWARDS, _OLD_REWARD,
+)  # fmt: skip
 
 
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the operation and the names of agents and tools."""
+    """Return the operation and the names of agents and tools, and a reward given the old way."""
+    return {**_name_work(attributes), **_read_reward(name, attributes)}
+
+
+def _read_reward(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    for key in _REWARDS:
+        text = attributes.get(key)
+        if isinstance(text, str) and '"reward"' in text:
+            body = parse_json(text)
+            if isinstance(body, Mapping) and body.get("type") == "reward":
+                value = body.get("value")
+                return {} if value is None else {c.REWARD_VALUE: value}
+    old = attributes.get(_OLD_REWARD)
+    is_old = old is not None and name.startswith("agentlightning.")
+    return {c.REWARD_VALUE: old} if is_old and c.REWARD_VALUE not in attributes else {}
+
+
+def _name_work(attributes: Mapping[str, Any]) -> dict[str, Any]:
     kind = _first_of(attributes, _KINDS) or ""
     if kind == "session":
         return {c.SESSION: True}
@@ -61,8 +92,14 @@ def _first_of(attributes: Mapping[str, Any], keys: Iterable[str]) -> str | None:
 
 
 def content(span: Span) -> dict[str, Any]:
-    """A tool's arguments and result; or the part of an answer that the span stands for."""
-    attributes = span.attributes
+    """Tokens of a call; a tool's arguments and result; or the part of an answer that it is."""
+    get = span.attributes.get
+    logprobs = chat.logprobs_of(parse_json(get(_LOGPROBS)))
+    values = token_content(get(_PROMPT_IDS), [get(_RESPONSE_IDS)], [logprobs])
+    return {**_read_tool(span.attributes), **values}
+
+
+def _read_tool(attributes: Mapping[str, Any]) -> dict[str, Any]:
     if _CALL_TYPE in attributes:
         get = attributes.get
         part = tool_call_part(get("tool.call.id"), get("tool.name"), get("tool.parameters"))

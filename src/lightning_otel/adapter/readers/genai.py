@@ -83,14 +83,10 @@ def _normalize_message(item: Mapping[str, Any]) -> dict[str, Any]:
     calls = body.pop("tool_calls", None)
     if isinstance(calls, list):
         parts = [*parts, *(read_call(call) for call in calls if isinstance(call, Mapping))]
-    parts = [part_of(part) if _is_call(part) else part for part in parts]
+    parts = [part_of(p) if object_of(p).get("type") == "tool_call" else p for p in parts]
     if len(parts) > 1:
         parts = [part for part in parts if not _is_empty(part)]
     return {**body, "parts": parts}
-
-
-def _is_call(part: object) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "tool_call"
 
 
 def _is_empty(part: object) -> bool:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 from lightning_otel.adapter.continuations import NOT_HERE, SERVER_HISTORY
-from lightning_otel.adapter.histories import RULES, find_choice
+from lightning_otel.adapter.histories import find_choice
 from lightning_otel.dataset.formats.format import LeftOut, UnheldError, other_choices
-from lightning_otel.messages import objects
+from lightning_otel.messages import RULES, objects
 from lightning_otel.messages.chat import messages_of, result_parts
 from lightning_otel.messages.media import to_text
 from lightning_otel.types import Message, Transition

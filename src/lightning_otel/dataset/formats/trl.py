@@ -9,7 +9,6 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from lightning_otel.adapter.histories import RULES
 from lightning_otel.dataset.formats.chat import (
     Arguments,
     answer_of,
@@ -39,7 +38,7 @@ from lightning_otel.dataset.formats.format import (
 )
 from lightning_otel.dataset.formats.groups import Pair, pair_rows
 from lightning_otel.dataset.tokenizers import ChatTemplate, load_template
-from lightning_otel.messages import objects
+from lightning_otel.messages import RULES, objects
 from lightning_otel.messages.chat import messages_of, tools_of
 from lightning_otel.types import Message, Trajectory, Transition
 

@@ -18,8 +18,7 @@ from opentelemetry.context import Context
 from lightning_otel import capture, config, debugging
 from lightning_otel.capture import operations
 from lightning_otel.dialects import Dialect, find_dialect, may_ask_model
-from lightning_otel.dialects.dialect import Json
-from lightning_otel.dialects.events import parse_object
+from lightning_otel.dialects.dialect import Json, parse_object
 from lightning_otel.instrumentors import token_ids
 from lightning_otel.instrumentors.body import BodyRecorder
 from lightning_otel.instrumentors.http.changes import (

@@ -13,7 +13,7 @@ from typing import Any, Final
 from opentelemetry import context as otel_context
 
 from lightning_otel import capture
-from lightning_otel.dialects.events import parse_object
+from lightning_otel.dialects.dialect import parse_object
 from lightning_otel.dialects.responses import Responses
 from lightning_otel.instrumentors.base import LibraryInstrumentor
 from lightning_otel.instrumentors.openai import ClientRequest
