@@ -10,7 +10,7 @@ from functools import partial, wraps
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from lightning_otel.dataset import Store
@@ -125,7 +125,7 @@ async def _run_unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise RefusalError(503, "who asked has gone")
+        raise ClientDisconnect
     finally:
         working.cancel()
         leaving.cancel()
@@ -235,9 +235,14 @@ def integer(request: Request, name: str, default: int, least: int, most: int) ->
     return int(value)
 
 
+def page_number(request: Request) -> int:
+    """The number of a list's page, from 1."""
+    return integer(request, "page", 1, 1, 10_000_000)
+
+
 def show_part(request: Request, items: Sequence[T]) -> dict[str, Any]:
     """Show the page of a list that the address names, as the templates of lists take it."""
-    number = integer(request, "page", 1, 1, 10_000_000)
+    number = page_number(request)
     rows = items[(number - 1) * ROWS : number * ROWS]
     return {"rows": rows, "total": len(items), "size": ROWS, "number": number}
 
@@ -293,7 +298,7 @@ async def answer_list(
     **more: object,
 ) -> Response:  # fmt: skip
     """A page of a view's rows, and more, as filters, order and number in its address say."""
-    number = integer(request, "page", 1, 1, 10_000_000)
+    number = page_number(request)
     values, sort = read_filters(request, view.filters), sort_of(request, view)
     content = {"filters": view.filters, "number": number, "size": ROWS, **more}
 

@@ -71,7 +71,7 @@ async def rollouts(request: Request) -> Response:
         )  # fmt: skip
     if of == "recorded":
         return cast(Response, await traces.show(request))
-    number = page.integer(request, "page", 1, 1, 10_000_000)
+    number = page.page_number(request)
     values = page.read_filters(request, _QUEUED)
 
     def read(_: Store) -> Mapping[str, object]:
@@ -101,7 +101,7 @@ def _list_queue(request: Request, number: int, **values: Any) -> Mapping[str, ob
 async def rollout(request: Request) -> Response:
     """One of them; the beginning of an id leads to it."""
     prefix = request.path_params["rollout_id"]
-    number = page.integer(request, "page", 1, 1, 10_000_000)
+    number = page.page_number(request)
 
     def read(store: Store) -> Mapping[str, object]:
         return _read_rollout(store, prefix, _read_queued(request, prefix), number)

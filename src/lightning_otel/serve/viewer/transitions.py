@@ -45,7 +45,7 @@ SELECT total, starts[?] AS until_ns, starts[?] AS since_ns FROM times
 @page.with_form_faults
 async def transitions(request: Request) -> Response:
     """The page."""
-    number = page.integer(request, "page", 1, 1, 10_000_000)
+    number = page.page_number(request)
     reason = page.text(request, "reason")
     part = page.integer(request, "dropped", 1, 1, 1_000_000)
     first = page.integer(request, "after", 0, 0, 10**9)
