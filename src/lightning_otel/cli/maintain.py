@@ -22,12 +22,12 @@ from lightning_otel.cli.output import (
     progress_bar,
     suggest,
 )  # fmt: skip
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, StateError, StoreDamagedError
 from lightning_otel.types.instants import age_s
 from lightning_otel.types.text import parse_size
 
 if TYPE_CHECKING:
-    from lightning_otel.dataset import Store
     from lightning_otel.store.compact import CompactResult
     from lightning_otel.store.redact import RedactResult
 
@@ -46,7 +46,7 @@ _GONE: Final = "gone       no file of the store holds it any more"
 _TIMES: Final = ("began_ns", "ended_ns")
 
 
-def settle_pending_feedback(opened: "Store") -> None:
+def settle_pending_feedback(opened: Store) -> None:
     """Give feedback that came before what it judges; an unreadable state is said, and no error."""
     try:
         # Without SQLAlchemy there is no state, and nothing can wait in it.
@@ -85,8 +85,6 @@ def compact(
     readers of the old files, and as long for a process that writes. The exit code is 1 if text of
     it is left. Exports, lakes and backups are not changed.
     """
-    from lightning_otel.dataset import Store
-
     older_than_s = _parse(older_than, age_s, "is no age; write it as 30d, 12h, 90min, 45s or 2w")
     max_bytes = _parse(max_size, parse_size, "is no size; write it as 10GB, 500MB or 1.5GiB")
     opened = Store(store)
@@ -121,7 +119,7 @@ def compact(
     return code
 
 
-def _delete_tasks(opened: "Store", rollout_ids: Sequence[str]) -> int:
+def _delete_tasks(opened: Store, rollout_ids: Sequence[str]) -> int:
     try:
         # Without SQLAlchemy there is no queue.
         from lightning_otel.state import State
@@ -253,8 +251,6 @@ def redact(
     lakes and backups are not changed. The exit code is 1 if something could not be
     done yet.
     """
-    from lightning_otel.dataset import Store
-
     opened = Store(store)
     if is_list:
         _list_redactions(opened, form)
@@ -315,7 +311,7 @@ def _word_redaction(result: "RedactResult", *, is_dry_run: bool) -> Iterator[str
         yield _GONE
 
 
-def _list_redactions(opened: "Store", form: Form | None) -> None:
+def _list_redactions(opened: Store, form: Form | None) -> None:
     from lightning_otel.store.redact import read_redactions
 
     if opened.layout is None:

@@ -22,12 +22,13 @@ from lightning_otel.cli.output import (
     suggest,
     terminal_width,
 )  # fmt: skip
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
+from lightning_otel.store.source import at_moment
 from lightning_otel.types.text import step_row
 
 if TYPE_CHECKING:
     from lightning_otel.adapter import Adaptation
-    from lightning_otel.dataset import Store
     from lightning_otel.types import Trajectory, Transition
     from lightning_otel.views.analysis import Analysis
     from lightning_otel.views.trace import Trace
@@ -87,8 +88,6 @@ def show(
     elif view == "findings":
         _show_findings(target, prices, advantage, is_all=is_all, form=form, store=store)
     elif form is not None:
-        from lightning_otel.dataset import Store
-
         print_data(form, show_rows(Store(store), target, view or "spans"), times=_TIMES)
     else:
         _show_trace(target, view, svg, is_all=is_all, store=store)
@@ -97,8 +96,7 @@ def show(
 def _show_trace(
     target: str, view: str | None, svg: str | None, *, is_all: bool, store: str | None
 ) -> None:
-    from lightning_otel.dataset import Store
-    from lightning_otel.store.source import at_moment
+
     from lightning_otel.views.stored_trace import read_trace
 
     opened = at_moment(Store(store))
@@ -116,10 +114,9 @@ def _show_trace(
     suggest(f"show {printable(target)} --transitions", store)
 
 
-def show_rows(opened: "Store", target: str, view: str) -> list[dict[str, Any]]:
+def show_rows(opened: Store, target: str, view: str) -> list[dict[str, Any]]:
     """Return what an id names for programs: its ``tree``, its ``spans`` or its ``transitions``."""
     from lightning_otel.cli.spans import row_json, sdk_json
-    from lightning_otel.store.source import at_moment
     from lightning_otel.views.stored_trace import load_spans, read_trace
 
     opened = at_moment(opened)
@@ -134,7 +131,7 @@ def show_rows(opened: "Store", target: str, view: str) -> list[dict[str, Any]]:
     return [sdk_json(row.span) for row in trace.rows]
 
 
-def _print_tree(opened: "Store", trace: "Trace", *, is_all: bool, with_attributes: bool) -> None:
+def _print_tree(opened: Store, trace: "Trace", *, is_all: bool, with_attributes: bool) -> None:
     from lightning_otel.cli.spans import tree_lines
     from lightning_otel.views.folding import select_rows
     from lightning_otel.views.previews import read_previews
@@ -224,7 +221,7 @@ def _token_text(step: "Transition") -> str:
     return f"{prompt_count}→{len(step.response_ids) or step.output_tokens or 0}"
 
 
-def _write_picture(opened: "Store", trace: "Trace", path: str) -> None:
+def _write_picture(opened: Store, trace: "Trace", path: str) -> None:
     from lightning_otel.store.files import private_file
     from lightning_otel.views.picture import draw_trace
     from lightning_otel.views.stored_trace import load_spans
@@ -339,7 +336,6 @@ def diff_document(store: str | None, a: str, b: str, *, is_all: bool = False) ->
     """Return the differences of two rollouts, traces or versions, for programs."""
     if "@" in a[1:] or "@" in b[1:]:
         return _diff_versions(a, b, store)
-    from lightning_otel.dataset import Store
     from lightning_otel.views.differences import MOST_LINES, compare_ids
 
     *names, differences = compare_ids(Store(store), a, b, None if is_all else MOST_LINES)
