@@ -26,6 +26,7 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.store.source import at_moment
 from lightning_otel.types.text import step_row
+from lightning_otel.types.transitions import distinct
 
 if TYPE_CHECKING:
     from lightning_otel.adapter import Adaptation
@@ -199,21 +200,17 @@ def _print_steps(
 
 
 def _step_rows(trajectories: Sequence["Trajectory"]) -> Iterator[Mapping[str, Any]]:
-    keys: set[tuple[str, str]] = set()
     is_tried_again = len({path.attempt_id for path in trajectories}) > 1
-    for path in trajectories:
+    for step, path in distinct(trajectories):
         attempt = f"attempt {path.attempt_id} · " if is_tried_again else ""
         cause = "" if path.cause == "start" else path.cause.replace("_", " ")
         branch = f"{path.branch} {cause}".strip()
-        for step in path.transitions:
-            if (step.trace_id, step.span_id) not in keys:
-                keys.add((step.trace_id, step.span_id))
-                yield {
-                    **step_row(step),
-                    "branch": attempt + branch if attempt or path.branch or cause else "",
-                    "done": "yes" if step.done else "no",
-                    "tokens": _token_text(step),
-                }
+        yield {
+            **step_row(step),
+            "branch": attempt + branch if attempt or path.branch or cause else "",
+            "done": "yes" if step.done else "no",
+            "tokens": _token_text(step),
+        }
 
 
 def _token_text(step: "Transition") -> str:

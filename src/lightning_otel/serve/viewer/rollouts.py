@@ -19,6 +19,7 @@ from lightning_otel.serve.viewer.transitions import TOO_LARGE_TEXTS, credits_of,
 from lightning_otel.serve.viewer.urls import page_path
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Mode, Report, RolloutStatus, Trajectory, Transition
+from lightning_otel.types.transitions import distinct
 from lightning_otel.types.values import parse_json
 from lightning_otel.views.messages import show_value
 from lightning_otel.views.nouns import FAILURES, word_error
@@ -190,17 +191,13 @@ def _merge_attempts(
 
 
 def _list_steps(adaptations: Iterable[Adaptation], *, is_small: bool) -> list[Shown]:
-    """Return each step once, with the first trajectory it lies on."""
-    entries: dict[tuple[str, str], Shown] = {}
+    steps = []
     for adaptation in adaptations:
         credits = credits_of(adaptation.credited)
-        for path in adaptation.trajectories:
-            for step in path.transitions:
-                key = (step.trace_id, step.span_id)
-                if key not in entries:
-                    texts = shorten_step(step, credits) if is_small else TOO_LARGE_TEXTS
-                    entries[key] = Shown(path, step, texts)
-    return list(entries.values())
+        for step, path in distinct(adaptation.trajectories):
+            texts = shorten_step(step, credits) if is_small else TOO_LARGE_TEXTS
+            steps.append(Shown(path, step, texts))
+    return steps
 
 
 def _collect_used(steps: Sequence[Transition]) -> dict[str, object]:

@@ -16,6 +16,7 @@ from lightning_otel.serve.viewer.selection import SelectionForm, list_formats, r
 from lightning_otel.serve.viewer.size_limit import TOO_LARGE, select_small
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Credited, Dropped, Report, Transition
+from lightning_otel.types.transitions import distinct
 from lightning_otel.views.options import TRANSITIONS
 
 TEXT: Final = 240
@@ -145,11 +146,9 @@ def _read_contents(
         return contents
     for adaptation in store.adapt(**{**selection.adapting, "rollout_id": ids}):
         credits = credits_of(adaptation.credited)
-        for path in adaptation.trajectories:
-            for step in path.transitions:
-                key = (step.trace_id, step.span_id)
-                if key in keys:
-                    contents[key] = shorten_step(step, credits)
+        for step, _ in distinct(adaptation.trajectories):
+            if (key := (step.trace_id, step.span_id)) in keys:
+                contents[key] = shorten_step(step, credits)
     return contents
 
 

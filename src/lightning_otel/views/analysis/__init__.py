@@ -10,6 +10,7 @@ from lightning_otel.store.prices import Price, Prices, add_costs, read_prices, r
 from lightning_otel.types import Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import format_duration, format_number, one_line
+from lightning_otel.types.transitions import distinct
 from lightning_otel.views.analysis.findings import Finding, list_findings
 from lightning_otel.views.trace import Row, SpanKey, Trace, make_trace
 
@@ -235,16 +236,14 @@ def analyze(
                 CreditedReward(name, value, targets, row.by, row.left_out, row.span.span_id)
             )
     steps: dict[SpanKey, Step] = {}
-    for path in trace.trajectories:
-        for transition in path.transitions:
-            span = (transition.trace_id, transition.span_id)
-            if span in places and span not in steps:
-                at = places[span]
-                steps[span] = _make_step(
-                    trace.rows[at], transition, priced, label=trace.rows[at].label,
-                    credit=tuple(credit.get(at, ())), advantage=(advantages or {}).get(span),
-                )  # fmt: skip
-    totals = _sum_calls(trace, priced)
+    for transition, _ in distinct(trace.trajectories):
+        span = (transition.trace_id, transition.span_id)
+        if (at := places.get(span)) is not None:
+            steps[span] = _make_step(
+                trace.rows[at], transition, priced, label=trace.rows[at].label,
+                credit=tuple(credit.get(at, ())), advantage=(advantages or {}).get(span),
+            )  # fmt: skip
+    totals = sum_calls(trace, priced)
     rollout_id = trace.rows[0].span.rollout_id if trace.rows else ""
     tasks = (row.span.attributes.get(c.TASK) for row in trace.rows)
     task = one_line(str(next((candidate for candidate in tasks if candidate is not None), "")), 200)
@@ -283,7 +282,8 @@ def _make_step(row: Row, transition: Transition, prices: Prices, **more: Any) ->
     )
 
 
-def _sum_calls(trace: Trace, prices: Prices) -> Totals:
+def sum_calls(trace: Trace, prices: Prices) -> Totals:
+    """Sum up the calls of a trace."""
     calls = [row for row in trace.rows if row.is_call]
     tokens = [_count_tokens(row) for row in calls]
     costs = [_find_cost(row, prices) for row in calls]
