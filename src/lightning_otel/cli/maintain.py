@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -92,10 +92,7 @@ def compact(
         raise ConfigError("compact needs a store on disk; name one with --store")
     if not is_dry_run:
         settle_pending_feedback(opened)
-    with (
-        progress_bar("merging", is_quiet=is_dry_run) as progress,
-        _tell_wait(is_quiet=no_wait or is_dry_run) as tell_wait,
-    ):
+    with progress_bar("merging", is_quiet=is_dry_run) as progress:
         result = opened.compact(
             older_than_s=older_than_s,
             max_bytes=max_bytes,
@@ -103,7 +100,7 @@ def compact(
             is_dry_run=is_dry_run,
             wait_s=0 if no_wait else _WAIT_S,
             progress=progress,
-            waiting=tell_wait,
+            waiting=None if no_wait or is_dry_run else _make_teller(),
         )
     if result.deleted and not is_dry_run:
         result = replace(result, queued=_delete_tasks(opened, result.deleted))
@@ -265,13 +262,13 @@ def redact(
         if not foretold.spans and not foretold.open_spans:
             return 0
         click.confirm("Mask it? It cannot be had back", err=True, abort=True)
-    with progress_bar("reading") as progress, _tell_wait(is_quiet=no_wait or is_dry_run) as tell:
+    with progress_bar("reading") as progress:
         result = opened.redact(
             **rules,
             is_dry_run=is_dry_run,
             wait_s=0 if no_wait else _WAIT_S,
             progress=progress,
-            waiting=tell,
+            waiting=None if no_wait or is_dry_run else _make_teller(),
         )
     row = {**asdict(result), "dry_run": is_dry_run}
     if not print_data(form, [row], document=row):
@@ -333,9 +330,8 @@ def _list_redactions(opened: Store, form: Form | None) -> None:
         print_note("nothing was redacted here")
 
 
-@contextmanager
-def _tell_wait(*, is_quiet: bool) -> Iterator[Callable[[float], None] | None]:
-    is_said = is_quiet
+def _make_teller() -> Callable[[float], None]:
+    is_said = False
 
     def tell(left_s: float) -> None:
         nonlocal is_said
@@ -346,4 +342,4 @@ def _tell_wait(*, is_quiet: bool) -> Iterator[Callable[[float], None] | None]:
                 "files (Ctrl-C leaves the rest to the next redact or compact)"
             )
 
-    yield tell
+    return tell

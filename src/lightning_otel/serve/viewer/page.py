@@ -17,6 +17,7 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, StoreMissingError
 from lightning_otel.serve.heap import trim_heap
 from lightning_otel.serve.responses import RefusalError, busy
+from lightning_otel.serve.session import placed
 from lightning_otel.serve.viewer.templating import render
 from lightning_otel.store.source import at_moment
 from lightning_otel.types.instants import FORMS, instant_ns
@@ -154,9 +155,8 @@ async def answer(
     def work(store: Store) -> bytes:
         # In the thread, too: a long page takes its time to be made.
         content = read(at_moment(store))
-        return _encode_page(
-            render(request, template, {"title": title, "store_name": store.name, **content})
-        )
+        known = {"title": title, "store_name": store.name}
+        return _render_page(request, template, {**known, **content})
 
     body = await run(request, work, is_long=is_long)
     return HTMLResponse(body, 400 if faults_of(request) else status, _HEADERS)
@@ -165,18 +165,21 @@ async def answer(
 def refused(request: Request, refusal: RefusalError) -> Response:
     """The page that says why something is not shown."""
     what, _, remedy = str(refusal).partition("; ")
-    content = {
-        "title": _TITLES.get(refusal.status, "Not served"),
-        "status": refusal.status,
-        "what": what,
-        "remedy": remedy,
-        "store_name": "",  # who has no key learns nothing
+    title, status = _TITLES.get(refusal.status, "Not served"), refusal.status
+    # Who has no key learns nothing, not even the store's name.
+    content = {"title": title, "status": status, "what": what, "remedy": remedy, "store_name": ""}
+    body = _render_page(request, "refused.html", content)
+    return HTMLResponse(body, status, {**_HEADERS, **refusal.headers})
+
+
+def _render_page(request: Request, template: str, content: Mapping[str, object]) -> bytes:
+    always = {
+        "here": request.url.path,
+        "url": partial(url, request),
+        "query": request.query_params,
+        "faults": faults_of(request),
     }
-    text = render(request, "refused.html", content)
-    return HTMLResponse(_encode_page(text), refusal.status, {**_HEADERS, **refusal.headers})
-
-
-def _encode_page(text: str) -> bytes:
+    text = placed(request.scope, render(template, {**always, **content}))
     # A model may answer with half a character; a page shows it as a question mark.
     return text.encode("utf-8", "replace")
 

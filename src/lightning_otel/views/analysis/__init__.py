@@ -268,15 +268,15 @@ def _check_prices(prices: Prices | Mapping[str, Sequence[float]] | None) -> Pric
 
 
 def _make_step(row: Row, transition: Transition, prices: Prices, **more: Any) -> Step:
-    tokens = _count_tokens(row)
+    models, tokens = read_usage(row.span, row.step)
     return Step(
         branch=row.branch,
         observation=one_line(plain_text(transition.observation[-1:]), _SHORT),
         action=one_line(plain_text(transition.action[:1]), _SHORT),
-        input_tokens=tokens[0],
-        output_tokens=tokens[1],
+        input_tokens=tokens.input,
+        output_tokens=tokens.output,
         duration_s=_duration_s(row) if row.kind == "call" else None,
-        cost=_find_cost(row, prices),
+        cost=prices.cost_of(models, tokens),
         **{name: getattr(transition, name) for name in _COPIED},
         **more,
     )
@@ -285,8 +285,9 @@ def _make_step(row: Row, transition: Transition, prices: Prices, **more: Any) ->
 def sum_calls(trace: Trace, prices: Prices) -> Totals:
     """Sum up the calls of a trace."""
     calls = [row for row in trace.rows if row.is_call]
-    tokens = [_count_tokens(row) for row in calls]
-    costs = [_find_cost(row, prices) for row in calls]
+    usages = [read_usage(row.span, row.step) for row in calls]
+    tokens = [(usage.input, usage.output) for _, usage in usages]
+    costs = [prices.cost_of(*usage) for usage in usages]
     work = [row.span for row in trace.rows if row.kind != "reward"]
     ends = [max(span.start_ns, span.end_ns or 0) for span in work]
     started = min((span.start_ns for span in work), default=0)
@@ -303,18 +304,7 @@ def sum_calls(trace: Trace, prices: Prices) -> Totals:
 
 
 def _duration_s(row: Row) -> float | None:
-    span = row.span
-    return None if span.end_ns is None else (span.end_ns - span.start_ns) / 1e9
-
-
-def _count_tokens(row: Row) -> tuple[int | None, int | None]:
-    """Return the counts of the server, else of its token ids."""
-    tokens = read_usage(row.span, row.step)[1]
-    return tokens.input, tokens.output
-
-
-def _find_cost(row: Row, prices: Prices) -> float | None:
-    return prices.cost_of(*read_usage(row.span, row.step))
+    return None if row.duration_ns is None else row.duration_ns / 1e9
 
 
 def _word_number(value: object) -> str:
