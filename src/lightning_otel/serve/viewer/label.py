@@ -16,7 +16,6 @@ from lightning_otel.rewards.labels import describe_author, list_labels
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.size_limit import select_small
 from lightning_otel.serve.viewer.steps import Range, list_steps, read_ends, read_threads
 from lightning_otel.serve.viewer.traces import LISTS, choose_rollouts
 from lightning_otel.serve.viewer.urls import Links
@@ -122,7 +121,7 @@ def read_item(store: Store, rollout_id: str) -> Mapping[str, object]:
         "labels": list_labels(store, [rollout_id]),
         "trace": None,
     }
-    if not select_small(store, [rollout_id]):
+    if not page.select_small(store, [rollout_id]):
         return content
     trace = read_trace(store, "rollout", rollout_id)
     asked, answered = read_ends(store, trace, trace.rows)

@@ -20,6 +20,7 @@ from lightning_otel.serve.responses import RefusalError, busy
 from lightning_otel.serve.session import placed
 from lightning_otel.serve.viewer.templating import render
 from lightning_otel.store.source import at_moment
+from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types.instants import FORMS, instant_ns
 from lightning_otel.types.values import suggest_name
 from lightning_otel.views.table import Filter, View
@@ -32,6 +33,17 @@ _AT_ONCE: Final = 4
 """Reads at the same time: each has a DuckDB of its own."""
 LONG_AT_ONCE: Final = 2
 """Of those that look at the whole store, which may need gigabytes where there are millions."""
+MOST_SPANS: Final = 5_000
+MOST_BYTES: Final = 64 << 20
+"""What is read at once for a page, bodies and all."""
+TOO_LARGE: Final = "too long to read here; its trace has it"
+"""What is said in place of messages that were not read."""
+_WEIGHTS: Final = f"""
+SELECT {ROLLOUT} AS rollout_id, count(*) AS spans,
+  coalesce(sum(coalesce(strlen(input_messages), 0) + coalesce(strlen(output_messages), 0)
+    + strlen(attributes::VARCHAR)), 0)::BIGINT AS size
+FROM spans WHERE {ROLLOUT} IN (SELECT unnest(?)) GROUP BY 1
+"""
 _MOST_WAITING: Final = 32
 _TEXT: Final = 2000
 _HEADERS: Final = {
@@ -155,8 +167,8 @@ async def answer(
     def work(store: Store) -> bytes:
         # In the thread, too: a long page takes its time to be made.
         content = read(at_moment(store))
-        known = {"title": title, "store_name": store.name}
-        return _render_page(request, template, {**known, **content})
+        context = {"title": title, "store_name": store.name, **content}
+        return _render_page(request, template, context)
 
     body = await run(request, work, is_long=is_long)
     return HTMLResponse(body, 400 if faults_of(request) else status, _HEADERS)
@@ -182,6 +194,22 @@ def _render_page(request: Request, template: str, content: Mapping[str, object])
     text = placed(request.scope, render(template, {**always, **content}))
     # A model may answer with half a character; a page shows it as a question mark.
     return text.encode("utf-8", "replace")
+
+
+def select_small(store: Store, rollout_ids: Sequence[str]) -> list[str]:
+    """Return as many of the rollouts, in order, as fit into memory together."""
+    if not rollout_ids:
+        return []
+    weights = {row["rollout_id"]: row for row in store.sql(_WEIGHTS, [list(rollout_ids)])}
+    small_ids: list[str] = []
+    spans = size = 0
+    for rollout_id in rollout_ids:
+        weight = weights.get(rollout_id)
+        own_spans, own_size = (weight["spans"], weight["size"]) if weight else (0, 0)
+        if spans + own_spans <= MOST_SPANS and size + own_size <= MOST_BYTES:
+            spans, size = spans + own_spans, size + own_size
+            small_ids.append(rollout_id)
+    return small_ids
 
 
 def is_for_people(request: Request) -> bool:

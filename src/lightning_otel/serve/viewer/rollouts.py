@@ -14,7 +14,6 @@ from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.viewer import page, traces
-from lightning_otel.serve.viewer.size_limit import select_small
 from lightning_otel.serve.viewer.transitions import TOO_LARGE_TEXTS, credits_of, shorten_step
 from lightning_otel.serve.viewer.urls import page_path
 from lightning_otel.store.sql import ROLLOUT
@@ -139,7 +138,7 @@ def _read_rollout(
     ).rows()
     if not attempts and queued is None:
         raise NotFoundError(f"there is no rollout {rollout_id!r}; look for it among all of them")
-    is_small = bool(select_small(store, [rollout_id]))
+    is_small = bool(page.select_small(store, [rollout_id]))
     adaptations = list(store.adapt(rollout_id=rollout_id, include_incomplete=True, bodies=is_small))
     report = Report.total(adaptation.report for adaptation in adaptations)
     steps = _list_steps(adaptations, is_small=is_small)

@@ -97,13 +97,13 @@ def choose_rollouts(
     view = LISTS[of]
     values = page.read_filters(request, view.filters, ("of", "sort", "page", "rollout", *others))
     sort = page.sort_of(request, view)
-    named = list(dict.fromkeys(request.query_params.getlist("rollout")))
+    chosen = list(dict.fromkeys(request.query_params.getlist("rollout")))
 
     def find(store: Store) -> tuple[list[str], bool]:
-        if named or page.faults_of(request):
-            ids = named
+        if chosen or page.faults_of(request):
+            ids = chosen
             if of == "conversations":
-                ids = [row["rollout_id"] for row in store.sql(_ROLLOUTS_OF, [named])]
+                ids = [row["rollout_id"] for row in store.sql(_ROLLOUTS_OF, [chosen])]
             return ids[:most], len(ids) > (most or len(ids))
         # What a list shows of its rows is not read: they are named here.
         offset = (number - 1) * (most or 0)

@@ -13,7 +13,6 @@ from lightning_otel.dataset import Store
 from lightning_otel.messages import plain_text
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.selection import SelectionForm, list_formats, read_selection
-from lightning_otel.serve.viewer.size_limit import TOO_LARGE, select_small
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Credited, Dropped, Report, Transition
 from lightning_otel.types.transitions import distinct
@@ -112,7 +111,7 @@ def _count_reasons(report: Report, whole: str, part: int) -> Iterator[dict[str, 
 
 
 _UNTOLD: Final[Mapping[str, object]] = {"observation": "", "action": "", "credits": ()}
-TOO_LARGE_TEXTS: Final[Mapping[str, object]] = {**_UNTOLD, "observation": TOO_LARGE}
+TOO_LARGE_TEXTS: Final[Mapping[str, object]] = {**_UNTOLD, "observation": page.TOO_LARGE}
 
 
 def _make_rows(
@@ -136,7 +135,7 @@ def _read_contents(
     if not keys:
         return {}
     rollout_ids = list(dict.fromkeys(row["rollout_id"] for row in rows))
-    ids = select_small(store, rollout_ids)
+    ids = page.select_small(store, rollout_ids)
     contents: dict[tuple[str, str], Mapping[str, object]] = {
         (row["trace_id"], row["span_id"]): TOO_LARGE_TEXTS
         for row in rows
