@@ -273,7 +273,6 @@ def _describe(done: "Exported", why_empty: str | None, *, is_dry_run: bool) -> d
 
 @contextmanager
 def _open_left_out(path: str | None) -> "Iterator[Callable[[LeftOut], None] | None]":
-    """Open a file for what is left out, one JSON object a line."""
     if path is None:
         yield None
         return
@@ -316,7 +315,6 @@ def _choose_place(out: str | None, output: str | None) -> str:
 
 
 def _choose_kind(place: str, kind: "FileKind | None") -> "FileKind":
-    """Return the file's kind: as named, else by the place's suffix."""
     from lightning_otel.dataset.export import kind_of
 
     if place != _STDOUT:

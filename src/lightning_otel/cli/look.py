@@ -106,7 +106,6 @@ def ls(
 
 
 def _word_rows(rows: Sequence[dict[str, Any]], nouns: Sequence[str]) -> None:
-    """Add what a terminal shows of rows to them."""
     for noun in nouns:
         ids = _short_ids([row[f"{noun}_id"] for row in rows], _SHORTEST_ID[noun])
         for row in rows:

@@ -52,7 +52,6 @@ async def label(request: Request) -> Response:
 
 
 def _read_words(request: Request, field: str, key: str, most: int) -> list[str]:
-    """Read names of scores, or the one of a person, that a label may have."""
     texts = page.text(request, field).split(",")
     words = list(dict.fromkeys(filter(None, map(str.strip, texts))))
     try:
