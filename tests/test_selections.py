@@ -157,6 +157,7 @@ def test_pages_save_show_and_compare(
 
     assert (open_reward.status, "say which one counts" in open_reward.words.lower()) == (400, True)
     assert 'value="good"' in open_reward.text  # the form is there yet
+    assert "--" not in open_reward.words  # no option of the command line
     assert saved.headers["location"] == "/selections/good"
     assert ('value="good"' in form, 'value="label"' in form) == (True, True)
     assert 'action="/selections?of=rollouts&amp;id=r4"' in form

@@ -146,15 +146,12 @@ def test_mistakes_are_explained(cli: Any, at: list[str]) -> None:
     cli("resources", "publish", "p", "text", *at)
     secret = cli("resources", "publish", "p", "sk-" + "a1b2c3d4" * 5, *at)
     unknown = cli("resources", "show", "q", *at)
-    guess = cli("resources", "publsh", "p")
 
     assert missing.returncode == 4
-    assert (both.returncode, bad.returncode, unknown.returncode, guess.returncode) == (2, 2, 3, 2)
-    assert secret.returncode == 2
+    assert [each.returncode for each in (both, bad, secret, unknown)] == [2, 2, 2, 3]
     assert "p holds a secret (api_key)" in secret.stderr
     assert "a1b2" not in secret.stderr
     assert "keys of a server stay with the agent" in bad.stderr
-    assert "did you mean 'publish'" in guess.stderr
 
 
 @pytest.fixture

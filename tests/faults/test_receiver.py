@@ -191,6 +191,7 @@ def test_s6_statements_that_wait_do_not_delay_the_end(tmp_path: Path, has_gone: 
 
     assert code == 0, said
     assert "5 spans taken" in said
+    assert not (has_gone and "refused" in said), "who leaves is not refused"
     assert took_s < END_S
 
 

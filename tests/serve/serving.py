@@ -1,28 +1,20 @@
 """A real ``lightning-otel serve`` in a process of its own, and bodies to send to it."""
 
-import http.client
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tests.viewer.client import Answer, send
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 START_NS = 1_760_000_000_000_000_000
-
-
-class Answer(NamedTuple):
-    """What came back."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
 
 
 class Serving:
@@ -62,15 +54,8 @@ class Serving:
         self.process.communicate(timeout=20)
 
     def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
-        """The answer to a request; ``content_type`` is the header Content-Type, and so on."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        try:
-            named = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, body or None, named)
-            answer = connection.getresponse()
-            return Answer(answer.status, dict(answer.headers.items()), answer.read())
-        finally:
-            connection.close()
+        """The answer to a request, as ``send`` takes it."""
+        return send(f"127.0.0.1:{self.port}", method, path, body or None, **headers)
 
     def post(self, body: bytes, content_type: str = PROTOBUF, **headers: str) -> Answer:
         """The answer to a trace request."""

@@ -35,7 +35,7 @@ from tests.serve.serving import JSON, PROTOBUF, Serving, body_of, request_of
 
 from lightning_otel import Store
 from lightning_otel.messages import plain_text
-from lightning_otel.serve import ingest, maintenance
+from lightning_otel.serve import ingest, server
 from lightning_otel.serve.ingest import Ingester
 from lightning_otel.serve.responses import RefusalError
 from lightning_otel.store.maintenance import Maintainer
@@ -350,7 +350,7 @@ def test_upkeep_seals_when_idle_and_settles_what_is_worth_it(
 ) -> None:
     """An idle server leaves no open segment, and many become a file; a busy one writes one."""
     if is_idle:
-        monkeypatch.setattr(maintenance, "IDLE_S", 0.0)
+        monkeypatch.setattr(server, "IDLE_S", 0.0)
     ingester = Ingester(store)
     assert store.layout is not None
     maintainer = Maintainer(store.layout)
@@ -359,7 +359,7 @@ def test_upkeep_seals_when_idle_and_settles_what_is_worth_it(
     try:
         for _ in range(64):
             take(ingester, body_of(2))
-            maintenance._settle_store(maintainer, ingester)
+            server._settle_store(maintainer, ingester)
     finally:
         gc.unfreeze()
     ingester.close()

@@ -4,7 +4,7 @@ import http.client
 import re
 from collections.abc import Callable, Mapping
 from html import unescape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from tests.viewer.browsing import KEY
@@ -31,6 +31,19 @@ class Answer(NamedTuple):
         return " ".join(unescape(re.sub(r"<[^>]*>", " ", content)).split())
 
 
+def send(host: str, method: str, path: str, body: Any = None, /, **headers: str) -> Answer:
+    """The answer to a request; ``content_type`` is the header Content-Type, and so on."""
+    connection = http.client.HTTPConnection(host, timeout=30)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    try:
+        connection.request(method, path, body, named)
+        answer = connection.getresponse()
+        told = {name.lower(): value for name, value in answer.headers.items()}
+        return Answer(answer.status, told, answer.read())
+    finally:
+        connection.close()
+
+
 class Asking:
     """A served store, asked with its key as people ask."""
 
@@ -54,16 +67,9 @@ class Asking:
 
     def ask(self, method: str, path: str, body: str | None = None, **headers: str) -> Answer:
         """An answer, with other headers than usual; an empty one is left out."""
-        connection = http.client.HTTPConnection(self.host, timeout=30)
-        sent = {"Authorization": f"Bearer {KEY}", "Accept": "text/html"}
-        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
-        try:
-            connection.request(method, path, body, {k: v for k, v in sent.items() if v})
-            answer = connection.getresponse()
-            told = {name.lower(): value for name, value in answer.headers.items()}
-            return Answer(answer.status, told, answer.read())
-        finally:
-            connection.close()
+        named = {"Authorization": f"Bearer {KEY}", "Accept": "text/html", **headers}
+        own = {name: value for name, value in named.items() if value}
+        return send(self.host, method, path, body, **own)
 
 
 AskingOf = Callable[[Store], Asking]

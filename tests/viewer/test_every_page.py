@@ -188,6 +188,7 @@ def test_keys_lead_everywhere(visit: Visits, store: Store) -> None:
 
     assert is_closed
     assert "next, previous row" in sheet
+    assert "label the item with so many stars" in sheet
     assert first == "selected"
     assert page.locator(".selected").count() == 0
 

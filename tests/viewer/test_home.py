@@ -171,18 +171,6 @@ def test_home_is_there_soon(ask: Ask, filled: Store) -> None:
     assert min(first_s, time.perf_counter() - began) <= 1.5
 
 
-def test_home_answers_when_its_numbers_are_old(ask: Ask, filled: Store) -> None:
-    """They were renewed, and then something came."""
-    for part in ("tiles", "breakdown"):
-        ask(filled, f"/home/{part}")
-    filled.add(rollout(30, 1.0))
-
-    answer = ask(filled, "/")
-
-    assert answer.status == 200
-    assert "As of" in answer.words
-
-
 def rollouts_at(place: int, start_ns: int, *, model: str, status: str = "OK") -> list[Span]:
     times = {"start_ns": start_ns, "end_ns": start_ns + 1_000_000_000}
     error = {"status": status, "status_message": "disk full" if status == "ERROR" else ""}

@@ -255,12 +255,13 @@ def test_prompt_is_edited_and_published_as_canary(
     page.get_by_role("button", name="Show the difference").click()
     page.locator("ins").first.wait_for()
     found, changed = violations(page), page.locator("ins").all_inner_texts()
+    typed = page.locator("form code").all_inner_texts()
     shot(page)
     page.get_by_label("Canary share").fill("0.25")
     page.get_by_role("button", name="Publish as canary").click()
     page.wait_for_url("**/resources/help@diff?a=1&b=2")
 
-    assert "".join(changed) == "Kindly help on {day}"
+    assert ("".join(changed), typed) == ("Kindly help on {day}", ["{day}", "{city}"])
     assert asked_for.get("help", 2).prompt.template == "Kindly help on {day} in {city}.\n\u202eEnd."
     assert (asked_for.get("help", 2).parent, asked_for.canary_weight("help")) == (1, 0.25)
     assert asked_for.aliases("help") == {"live": 1, "canary": 2}

@@ -20,7 +20,7 @@ from lightning_otel import (
     emit_reward,
     operation,
 )
-from lightning_otel.serve.viewer import size_limit
+from lightning_otel.serve.viewer import page as pages
 from lightning_otel.state import State
 from lightning_otel.state.runs import Runs, TrainingRun
 
@@ -43,7 +43,7 @@ def test_huge_rollouts_are_told_of_without_their_messages(
     store: Store, asking: AskingOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory is bounded: what is too large for a page is linked to, on every page alike."""
-    monkeypatch.setattr(size_limit, "MOST_BYTES", 4000)
+    monkeypatch.setattr(pages, "MOST_BYTES", 4000)
     for rollout_id, text in (("huge", "x" * 5000), ("small", "small")):
         with auto_trace(store=store, rollout_id=rollout_id):
             emit_observation(text)
@@ -53,8 +53,8 @@ def test_huge_rollouts_are_told_of_without_their_messages(
 
     one, listed = (asked.get(path).words for path in ("/rollouts/huge", "/transitions"))
 
-    assert f"#0 {size_limit.TOO_LARGE} 1 – done" in one
-    assert re.search(rf"#0 small .* #0 {size_limit.TOO_LARGE} 1 ", listed)
+    assert f"#0 {pages.TOO_LARGE} 1 – done" in one
+    assert re.search(rf"#0 small .* #0 {pages.TOO_LARGE} 1 ", listed)
     assert "xxxxx" not in one + listed
 
 

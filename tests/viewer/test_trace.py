@@ -171,6 +171,19 @@ def test_a_fault_is_told_once_where_it_arose(store: Store, asking: AskingOf) -> 
     assert errors == 2
 
 
+def test_a_call_that_two_recorded_counts_once_in_a_comparison() -> None:
+    """With its tokens, as on every page."""
+    words = said(("user", "asked")), said(("assistant", "told"))
+    counted = {c.RESPONSE_ID: "r", c.INPUT_TOKENS: 3, c.OUTPUT_TOKENS: 2}
+    outer = call(1, None, *words, attributes=counted, end_ns=9_000, scope="theirs")
+    spans = [outer, call(2, 1, *words, attributes=counted)]
+
+    figures = compare_traces(make_trace([]), make_trace(spans)).figures
+
+    told = {figure.name: figure.b for figure in figures}
+    assert (told["spans"], told["calls"], told["tokens in"], told["tokens out"]) == (2, 1, 3, 2)
+
+
 def test_parts_of_a_page_are_of_the_trace_as_the_page_showed_it(
     store: Store, asking: AskingOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -233,6 +233,7 @@ def test_a_conversation_is_the_rollouts_that_name_it(ask: Ask, store: Store) -> 
     moved, whole = ask(store, own), ask(store, "/conversations?q=ASKED+C")
     traces, rollout = ask(store, moved.headers["location"]), ask(store, "/traces?q=rollout-b")
     chosen = ask(store, "/export?of=conversations&rollout=ada+%221%22")
+    label = ask(store, "/label?of=conversations&q=ASKED+C")
 
     assert (moved.status, moved.headers["location"]) == (308, "/traces?conversation=ada+%221%22")
     assert "1 conversation" in whole.words
@@ -241,6 +242,7 @@ def test_a_conversation_is_the_rollouts_that_name_it(ask: Ask, store: Store) -> 
     assert set(re.findall(r'href="/traces/(\w)', traces.text)) == {"a", "c"}
     assert set(re.findall(r'href="/traces/(\w)', rollout.text)) == {"b"}
     assert chosen.headers["location"].endswith("?rollout_id=rollout-a%2Crollout-c")
+    assert "Label 2 items" in label.words
 
 
 def test_rows_are_chosen_compared_and_exported(visit: Visits, filled: Store) -> None:

@@ -232,16 +232,13 @@ ABSURD = {
     "min_reward=nan": 400,
     "max_reward=one": 400,
     "since=yesterday-ish": 400,
-    "credit=magic": 400,
     "capture=perfect": 400,
-    "gamma=7": 400,
     "agents=re:(": 400,
     "agents=" + "x" * 3000: 400,
     "mode=a%00b": 400,
     "page=0": 400,
     "page=9": 200,
     "rollout_id=nobody": 404,
-    "rollout=r1": 400,
 }
 
 

@@ -8,10 +8,10 @@ import click
 
 from lightning_otel.cli.options import COUNT, store_option
 from lightning_otel.cli.output import count_noun, print_table, printable, program_command, suggest
+from lightning_otel.dataset import Store
 from lightning_otel.types.text import step_row
 
 if TYPE_CHECKING:
-    from lightning_otel.dataset import Store
     from lightning_otel.demo import Lesson
 
 _SHOWN_STEPS = 6
@@ -39,7 +39,6 @@ def demo(
 
     It writes .lightning/demo.duckdb unless --store or LIGHTNING_OTEL_STORE names another store.
     """
-    from lightning_otel.dataset import Store
     from lightning_otel.demo import train
     from lightning_otel.views.plot import check_picture
 
@@ -68,7 +67,7 @@ def demo(
     suggest("plot --by version", store)
 
 
-def _show_spans(opened: "Store", started_ns: int) -> None:
+def _show_spans(opened: Store, started_ns: int) -> None:
     (row,) = opened.sql(
         "SELECT count(*) AS spans, count(DISTINCT trace_id) AS traces, "
         "count(*) FILTER (operation = 'chat') AS calls FROM spans WHERE start_ns >= ?",
@@ -81,7 +80,7 @@ def _show_spans(opened: "Store", started_ns: int) -> None:
     )
 
 
-def _show_transitions(opened: "Store", started_ns: int, lesson: "Lesson") -> None:
+def _show_transitions(opened: Store, started_ns: int, lesson: "Lesson") -> None:
     ours = {outcome.rollout_id for outcome in lesson.outcomes}
     transitions = opened.transitions(since=started_ns)
     steps = [step for step in transitions if step.rollout_id in ours]
@@ -102,7 +101,7 @@ def _show_transitions(opened: "Store", started_ns: int, lesson: "Lesson") -> Non
     print_table(rows, columns, texts=("observation", "action"))
 
 
-def _show_rewards(opened: "Store", started_ns: int, lesson: "Lesson", picture: str | None) -> None:
+def _show_rewards(opened: Store, started_ns: int, lesson: "Lesson", picture: str | None) -> None:
     from lightning_otel.cli.look import print_charts
     from lightning_otel.views.plot import bar, plot_training_metrics
 

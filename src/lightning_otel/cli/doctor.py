@@ -24,6 +24,7 @@ from lightning_otel.cli.output import (
     printable,
     suggest,
 )  # fmt: skip
+from lightning_otel.dataset import Store
 
 if TYPE_CHECKING:
     from lightning_otel.views.doctor import Finding
@@ -114,7 +115,6 @@ def _check_variables() -> "Iterator[Finding]":
 
 
 def _examine(form: Form | None, store: str | None, *, is_repair: bool) -> int:
-    from lightning_otel.dataset import Store
     from lightning_otel.views.doctor import examine
 
     opened = Store(store)
@@ -145,7 +145,6 @@ def _examine(form: Form | None, store: str | None, *, is_repair: bool) -> int:
 
 def _measure_drift(source: str, rollout: str | None, form: Form | None, store: str | None) -> None:
     from lightning_otel.adapter.drift import measure
-    from lightning_otel.dataset import Store
     from lightning_otel.dataset.tokenizers import load_tokenizer
 
     opened = Store(store)

@@ -27,11 +27,11 @@ from lightning_otel.cli.output import (
     progress_bar,
     suggest,
 )  # fmt: skip
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.views.options import TRANSITIONS, list_format_options, make_keywords
 
 if TYPE_CHECKING:
-    from lightning_otel.dataset import Store
     from lightning_otel.dataset.export import Exported, FileKind
     from lightning_otel.dataset.formats.format import Format, LeftOut
 
@@ -127,7 +127,6 @@ def spans(
 ) -> None:  # fmt: skip
     """Spans, one a line in the shape of the SDK's ReadableSpan.to_json()."""
     from lightning_otel.cli.spans import sdk_json
-    from lightning_otel.dataset import Store
     from lightning_otel.dataset.census import TRAIN
     from lightning_otel.dataset.export import check_place, save_rows
 
@@ -167,7 +166,6 @@ def _run_export(
     is_dry_run: bool, as_json: bool, left_path: str | None, certificate: bool, split: float | None,
     seed: int, store: str | None, **options: Any,
 ) -> int:  # fmt: skip
-    from lightning_otel.dataset import Store
 
     place = _choose_place(out, output)
     is_rows = place == _STDOUT and not is_dry_run
@@ -275,7 +273,6 @@ def _describe(done: "Exported", why_empty: str | None, *, is_dry_run: bool) -> d
 
 @contextmanager
 def _open_left_out(path: str | None) -> "Iterator[Callable[[LeftOut], None] | None]":
-    """Open a file for what is left out, one JSON object a line."""
     if path is None:
         yield None
         return
@@ -293,7 +290,7 @@ def _open_left_out(path: str | None) -> "Iterator[Callable[[LeftOut], None] | No
 
 
 @contextmanager
-def _show_progress(opened: "Store", *, is_quiet: bool) -> "Iterator[Callable[[int], None] | None]":
+def _show_progress(opened: Store, *, is_quiet: bool) -> "Iterator[Callable[[int], None] | None]":
     with progress_bar("rollouts", is_quiet=is_quiet) as advance:
         if advance is None:
             yield None
@@ -306,7 +303,7 @@ def _print_row(row: Mapping[str, Any]) -> None:
     sys.stdout.write(json_text(row) + "\n")
 
 
-def _require_readable(opened: "Store") -> None:
+def _require_readable(opened: Store) -> None:
     """Refuse a store that cannot be read, before any file is opened for writing."""
     opened.source.connect(("spans",)).close()
 
@@ -318,7 +315,6 @@ def _choose_place(out: str | None, output: str | None) -> str:
 
 
 def _choose_kind(place: str, kind: "FileKind | None") -> "FileKind":
-    """Return the file's kind: as named, else by the place's suffix."""
     from lightning_otel.dataset.export import kind_of
 
     if place != _STDOUT:

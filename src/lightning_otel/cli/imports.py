@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
@@ -12,11 +12,9 @@ from lightning_otel.cli.archives import list_files
 from lightning_otel.cli.inputs import FileReader
 from lightning_otel.cli.options import Stop, store_option
 from lightning_otel.cli.output import count_noun, print_note, suggest
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.types.text import parse_size
-
-if TYPE_CHECKING:
-    from lightning_otel.dataset import Store
 
 _MOST_NAMED: Final = 5
 _LIMIT: Final = "2GB"
@@ -46,8 +44,6 @@ def import_files(files: tuple[Path, ...], follow: bool, limit: str, store: str |
     --limit is read of a file; what stands before is kept. Exits with 1 if anything could not be
     read.
     """
-    from lightning_otel.dataset import Store
-
     opened = Store(store)
     if opened.layout is None:
         raise ConfigError("import needs a store on disk; name one with --store")
@@ -139,7 +135,7 @@ def _follow_sessions(
     return count
 
 
-def _count_spans(opened: "Store") -> int:
+def _count_spans(opened: Store) -> int:
     if opened.layout is None or not opened.layout.exists():
         return 0
     ((count,),) = (row.values() for row in opened.sql("SELECT count(*) FROM spans").dicts())

@@ -30,6 +30,7 @@ from lightning_otel.cli.output import (
     printable,
     suggest,
 )  # fmt: skip
+from lightning_otel.dataset import Store
 from lightning_otel.errors import QueryError
 from lightning_otel.types.report import Dimension
 from lightning_otel.types.text import format_number
@@ -37,7 +38,6 @@ from lightning_otel.views.nouns import ATTEMPTS, FAILURES, word_error
 from lightning_otel.views.traces import TRACES
 
 if TYPE_CHECKING:
-    from lightning_otel.dataset import Store
     from lightning_otel.views.plot import Chart
     from lightning_otel.views.sandbox import Limits
 
@@ -79,8 +79,6 @@ def ls(
     store: str | None, **filters: Any,
 ) -> None:  # fmt: skip
     """List rollouts, traces or failures, the newest first."""
-    from lightning_otel.dataset import Store
-
     view = VIEWS[what]
     values = {name: value for name, value in filters.items() if value is not None}
     if unknown := values.keys() - view.filters.keys():
@@ -108,7 +106,6 @@ def ls(
 
 
 def _word_rows(rows: Sequence[dict[str, Any]], nouns: Sequence[str]) -> None:
-    """Add what a terminal shows of rows to them."""
     for noun in nouns:
         ids = _short_ids([row[f"{noun}_id"] for row in rows], _SHORTEST_ID[noun])
         for row in rows:
@@ -143,7 +140,6 @@ def stats(form: Form | None, store: str | None, by: str | None, **times: Any) ->
 
     With --by, compare agents, models, versions of resources, or tools.
     """
-    from lightning_otel.dataset import Store
     from lightning_otel.views.summary import store_stats
 
     if by is not None:
@@ -165,7 +161,6 @@ def stats(form: Form | None, store: str | None, by: str | None, **times: Any) ->
 def _print_breakdown(
     by: str, times: Mapping[str, Any], form: Form | None, store: str | None
 ) -> None:
-    from lightning_otel.dataset import Store
 
     table = Store(store).breakdown(by, **times)
     rows = list(table)
@@ -251,8 +246,6 @@ def sql(query: str, form: Form | None, store: str | None) -> int:
     A query sees only these tables. Its limits are five minutes, 4 GiB of memory, and a million rows
     or 256 MiB of output.
     """
-    from lightning_otel.dataset import Store
-
     try:
         columns, rows, cut = run_query(Store(store), query)
     except QueryError as exc:
@@ -270,7 +263,7 @@ def sql(query: str, form: Form | None, store: str | None) -> int:
 
 
 def run_query(
-    opened: "Store", query: str, limits: "Limits | None" = None
+    opened: Store, query: str, limits: "Limits | None" = None
 ) -> tuple[list[str], list[dict[str, Any]], str]:
     """Return columns, rows and what was cut: of files on this machine, in an own process."""
     if opened.layout is None:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,12 +22,12 @@ from lightning_otel.cli.output import (
     progress_bar,
     suggest,
 )  # fmt: skip
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, StateError, StoreDamagedError
 from lightning_otel.types.instants import age_s
 from lightning_otel.types.text import parse_size
 
 if TYPE_CHECKING:
-    from lightning_otel.dataset import Store
     from lightning_otel.store.compact import CompactResult
     from lightning_otel.store.redact import RedactResult
 
@@ -46,7 +46,7 @@ _GONE: Final = "gone       no file of the store holds it any more"
 _TIMES: Final = ("began_ns", "ended_ns")
 
 
-def settle_pending_feedback(opened: "Store") -> None:
+def settle_pending_feedback(opened: Store) -> None:
     """Give feedback that came before what it judges; an unreadable state is said, and no error."""
     try:
         # Without SQLAlchemy there is no state, and nothing can wait in it.
@@ -85,8 +85,6 @@ def compact(
     readers of the old files, and as long for a process that writes. The exit code is 1 if text of
     it is left. Exports, lakes and backups are not changed.
     """
-    from lightning_otel.dataset import Store
-
     older_than_s = _parse(older_than, age_s, "is no age; write it as 30d, 12h, 90min, 45s or 2w")
     max_bytes = _parse(max_size, parse_size, "is no size; write it as 10GB, 500MB or 1.5GiB")
     opened = Store(store)
@@ -94,10 +92,7 @@ def compact(
         raise ConfigError("compact needs a store on disk; name one with --store")
     if not is_dry_run:
         settle_pending_feedback(opened)
-    with (
-        progress_bar("merging", is_quiet=is_dry_run) as progress,
-        _tell_wait(is_quiet=no_wait or is_dry_run) as tell_wait,
-    ):
+    with progress_bar("merging", is_quiet=is_dry_run) as progress:
         result = opened.compact(
             older_than_s=older_than_s,
             max_bytes=max_bytes,
@@ -105,7 +100,7 @@ def compact(
             is_dry_run=is_dry_run,
             wait_s=0 if no_wait else _WAIT_S,
             progress=progress,
-            waiting=tell_wait,
+            waiting=None if no_wait or is_dry_run else _make_teller(),
         )
     if result.deleted and not is_dry_run:
         result = replace(result, queued=_delete_tasks(opened, result.deleted))
@@ -121,7 +116,7 @@ def compact(
     return code
 
 
-def _delete_tasks(opened: "Store", rollout_ids: Sequence[str]) -> int:
+def _delete_tasks(opened: Store, rollout_ids: Sequence[str]) -> int:
     try:
         # Without SQLAlchemy there is no queue.
         from lightning_otel.state import State
@@ -253,8 +248,6 @@ def redact(
     lakes and backups are not changed. The exit code is 1 if something could not be
     done yet.
     """
-    from lightning_otel.dataset import Store
-
     opened = Store(store)
     if is_list:
         _list_redactions(opened, form)
@@ -269,13 +262,13 @@ def redact(
         if not foretold.spans and not foretold.open_spans:
             return 0
         click.confirm("Mask it? It cannot be had back", err=True, abort=True)
-    with progress_bar("reading") as progress, _tell_wait(is_quiet=no_wait or is_dry_run) as tell:
+    with progress_bar("reading") as progress:
         result = opened.redact(
             **rules,
             is_dry_run=is_dry_run,
             wait_s=0 if no_wait else _WAIT_S,
             progress=progress,
-            waiting=tell,
+            waiting=None if no_wait or is_dry_run else _make_teller(),
         )
     row = {**asdict(result), "dry_run": is_dry_run}
     if not print_data(form, [row], document=row):
@@ -315,7 +308,7 @@ def _word_redaction(result: "RedactResult", *, is_dry_run: bool) -> Iterator[str
         yield _GONE
 
 
-def _list_redactions(opened: "Store", form: Form | None) -> None:
+def _list_redactions(opened: Store, form: Form | None) -> None:
     from lightning_otel.store.redact import read_redactions
 
     if opened.layout is None:
@@ -337,9 +330,8 @@ def _list_redactions(opened: "Store", form: Form | None) -> None:
         print_note("nothing was redacted here")
 
 
-@contextmanager
-def _tell_wait(*, is_quiet: bool) -> Iterator[Callable[[float], None] | None]:
-    is_said = is_quiet
+def _make_teller() -> Callable[[float], None]:
+    is_said = False
 
     def tell(left_s: float) -> None:
         nonlocal is_said
@@ -350,4 +342,4 @@ def _tell_wait(*, is_quiet: bool) -> Iterator[Callable[[float], None] | None]:
                 "files (Ctrl-C leaves the rest to the next redact or compact)"
             )
 
-    yield tell
+    return tell

@@ -59,8 +59,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Found(NamedTuple):
-    """What a tool found: rows, and what stands beside them."""
-
     rows: Sequence[Any]
     beside: Mapping[str, Any] = {}
     total: int | None = None
@@ -274,7 +272,6 @@ def _import_server() -> tuple[Any, Any, Any]:
 
 
 def _answer(page: _Found, offset: int, max_bytes: int) -> str:
-    """Return as many rows as fit, as JSON, and how to get the rest."""
     most, offset = min(max(max_bytes, _LEAST), _MOST), max(0, offset)
     rows = list(page.rows)[0 if page.total is not None else offset :]
     total = offset + len(rows) if page.total is None else page.total

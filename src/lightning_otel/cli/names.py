@@ -57,14 +57,9 @@ class StoredName(click.ParamType):  # type: ignore[type-arg]  # older versions o
         return [CompletionItem(match) for match in matches[:_MOST_COMPLETED]]
 
 
-def _column(name: str, view: str) -> Callable[["Store"], Iterable[Any]]:
-    query = f"SELECT DISTINCT {name} AS v FROM {view} WHERE {name} IS NOT NULL ORDER BY 1"
+def _column(name: str, view: str, order: str = "1") -> Callable[["Store"], Iterable[Any]]:
+    query = f"SELECT {name} AS v FROM {view} WHERE {name} IS NOT NULL GROUP BY 1 ORDER BY {order}"
     return lambda store: (row["v"] for row in store.sql(query))
-
-
-def _newest(name: str, view: str) -> Callable[["Store"], Iterable[Any]]:
-    query = f"SELECT {name} AS v FROM {view} WHERE {name} IS NOT NULL GROUP BY 1"
-    return lambda store: (row["v"] for row in store.sql(f"{query} ORDER BY max(start_ns) DESC"))
 
 
 def _of_state(read: Callable[["State"], Iterable[Any]]) -> Callable[["Store"], Iterable[Any]]:
@@ -108,7 +103,7 @@ def _list_algorithms(_: "Store") -> Iterable[str]:
     return algorithms.names()
 
 
-ID: Final = StoredName("ID", _newest("rollout_id", "rollouts"), "@last")
+ID: Final = StoredName("ID", _column("rollout_id", "rollouts", "max(start_ns) DESC"), "@last")
 """The beginning of an id, ``@last``, ``@last~2``."""
 AGENT: Final = StoredName("PATTERN", _column("agent", "spans"))
 """An agent's name, or a pattern of names."""

@@ -17,6 +17,7 @@ from lightning_otel.cli.output import (
     print_rows,
     suggest,
 )  # fmt: skip
+from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError, StoreMissingError
 from lightning_otel.types import Mode, RolloutStatus
 
@@ -140,7 +141,6 @@ def _find_rollout_id(ids: Sequence[str], prefix: str) -> str:
 
 
 def _open_queue(store: str | None) -> "Queue":
-    from lightning_otel.dataset import Store
     from lightning_otel.state import State
     from lightning_otel.state.queue import Queue
 

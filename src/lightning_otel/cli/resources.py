@@ -20,6 +20,7 @@ from lightning_otel.cli.output import (
     printable,
     suggest,
 )  # fmt: skip
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.types.values import parse_json
 from lightning_otel.views.nouns import describe_resource, parse_version
@@ -107,7 +108,6 @@ def show(target: str, form: Form | None, store: str | None) -> None:
 
 
 def _tell_waiting(opened: "Resources", names: Sequence[str], store: str | None) -> None:
-    from lightning_otel.dataset import Store
     from lightning_otel.resources.waiting import explain_waiting
 
     for name in names:
@@ -274,7 +274,6 @@ def _compare(
     unpaired: bool,
     reward_range: tuple[float, float] | None,
 ) -> "Comparison":
-    from lightning_otel.dataset import Store
 
     is_paired = False if unpaired else None
     return opened.compare(name, a, b, Store(store), is_paired=is_paired, reward_range=reward_range)

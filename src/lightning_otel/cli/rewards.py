@@ -25,6 +25,7 @@ from lightning_otel.cli.output import (
     progress_bar,
     suggest,
 )  # fmt: skip
+from lightning_otel.dataset import Store
 from lightning_otel.types.values import check_finite
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ def reward(target: str, value: float | None, name: str, retract: bool, store: st
     For example: reward @last 1.0
     """
     from lightning_otel import rewards
-    from lightning_otel.dataset import Store
     from lightning_otel.rewards.feedback import write_spans
     from lightning_otel.tracing.emitters import reward_span
     from lightning_otel.views.stored_trace import read_trace
@@ -122,7 +122,6 @@ def apply_rewards(
     rollout. It returns a number, a dict of named numbers, or None. A module name works in place of
     FILE.py. The exit code is 1 if it failed for any rollout; the other rewards are stored.
     """  # noqa: D301  # click takes the character, which leaves the lines below it as they are
-    from lightning_otel.dataset import Store
     from lightning_otel.rewards import agreement, judges
     from lightning_otel.rewards import apply_rewards as apply
 

@@ -7,6 +7,13 @@ import click
 from lightning_otel.cli import SuggestingGroup
 from lightning_otel.cli.options import Form, filter_options, format_option, store_option
 from lightning_otel.cli.output import count_noun, print_aged, print_line, print_note, suggest
+from lightning_otel.dataset import Store
+from lightning_otel.dataset.selections import (
+    SelectionDiff,
+    list_newest,
+    list_versions,
+    read_version,
+)
 from lightning_otel.views.options import TRANSITIONS, make_keywords
 
 _FILTERS: Final = {name: each for name, each in TRANSITIONS.items() if name != "selection"}
@@ -26,9 +33,6 @@ def save(name: str, store: str | None, **options: Any) -> None:
 
     Without options these are the ones of the version before.
     """
-    from lightning_otel.dataset import Store
-    from lightning_otel.dataset.selections import list_versions, read_version
-
     opened = Store(store)
     keywords = make_keywords(opened, options)
     if not keywords and name in list_versions(opened):
@@ -43,9 +47,6 @@ def save(name: str, store: str | None, **options: Any) -> None:
 @store_option
 def list_selections(form: Form | None, store: str | None) -> None:
     """List the selections with their newest versions."""
-    from lightning_otel.dataset import Store
-    from lightning_otel.dataset.selections import list_newest
-
     rows = [
         {"name": version.name, "version": version.version, "rollouts": len(version.rollouts),
          "steps": len(version.steps), "options": version.options, "created_ns": version.created_ns}
@@ -63,9 +64,6 @@ def list_selections(form: Form | None, store: str | None) -> None:
 @store_option
 def diff(a: str, b: str, store: str | None) -> None:
     """Compare two versions: steps added and gone, and rewards that changed."""
-    from lightning_otel.dataset import Store
-    from lightning_otel.dataset.selections import SelectionDiff, read_version
-
     opened = Store(store)
     difference = SelectionDiff.of(read_version(opened, a), read_version(opened, b))
     for sign, span_ids in (("-", difference.gone), ("+", difference.added)):

@@ -12,6 +12,7 @@ import click
 
 from lightning_otel.cli.options import store_option
 from lightning_otel.cli.output import count_noun, print_note
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotInstalledError, install_command
 from lightning_otel.store.files import read_token
 from lightning_otel.types.html import render_link_page
@@ -51,7 +52,6 @@ def serve(
     except ModuleNotFoundError as exc:
         missing = str(exc.name).partition(".")[0]
         raise NotInstalledError(f"serve needs {missing}; run: {install_command('serve')}") from exc
-    from lightning_otel.dataset import Store
 
     opened = Store(store)
     layout = opened.layout

@@ -22,12 +22,14 @@ from lightning_otel.cli.output import (
     suggest,
     terminal_width,
 )  # fmt: skip
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
+from lightning_otel.store.source import at_moment
 from lightning_otel.types.text import step_row
+from lightning_otel.types.transitions import distinct
 
 if TYPE_CHECKING:
     from lightning_otel.adapter import Adaptation
-    from lightning_otel.dataset import Store
     from lightning_otel.types import Trajectory, Transition
     from lightning_otel.views.analysis import Analysis
     from lightning_otel.views.trace import Trace
@@ -87,8 +89,6 @@ def show(
     elif view == "findings":
         _show_findings(target, prices, advantage, is_all=is_all, form=form, store=store)
     elif form is not None:
-        from lightning_otel.dataset import Store
-
         print_data(form, show_rows(Store(store), target, view or "spans"), times=_TIMES)
     else:
         _show_trace(target, view, svg, is_all=is_all, store=store)
@@ -97,8 +97,7 @@ def show(
 def _show_trace(
     target: str, view: str | None, svg: str | None, *, is_all: bool, store: str | None
 ) -> None:
-    from lightning_otel.dataset import Store
-    from lightning_otel.store.source import at_moment
+
     from lightning_otel.views.stored_trace import read_trace
 
     opened = at_moment(Store(store))
@@ -116,10 +115,9 @@ def _show_trace(
     suggest(f"show {printable(target)} --transitions", store)
 
 
-def show_rows(opened: "Store", target: str, view: str) -> list[dict[str, Any]]:
+def show_rows(opened: Store, target: str, view: str) -> list[dict[str, Any]]:
     """Return what an id names for programs: its ``tree``, its ``spans`` or its ``transitions``."""
     from lightning_otel.cli.spans import row_json, sdk_json
-    from lightning_otel.store.source import at_moment
     from lightning_otel.views.stored_trace import load_spans, read_trace
 
     opened = at_moment(opened)
@@ -134,7 +132,7 @@ def show_rows(opened: "Store", target: str, view: str) -> list[dict[str, Any]]:
     return [sdk_json(row.span) for row in trace.rows]
 
 
-def _print_tree(opened: "Store", trace: "Trace", *, is_all: bool, with_attributes: bool) -> None:
+def _print_tree(opened: Store, trace: "Trace", *, is_all: bool, with_attributes: bool) -> None:
     from lightning_otel.cli.spans import tree_lines
     from lightning_otel.views.folding import select_rows
     from lightning_otel.views.previews import read_previews
@@ -202,21 +200,17 @@ def _print_steps(
 
 
 def _step_rows(trajectories: Sequence["Trajectory"]) -> Iterator[Mapping[str, Any]]:
-    keys: set[tuple[str, str]] = set()
     is_tried_again = len({path.attempt_id for path in trajectories}) > 1
-    for path in trajectories:
+    for step, path in distinct(trajectories):
         attempt = f"attempt {path.attempt_id} · " if is_tried_again else ""
         cause = "" if path.cause == "start" else path.cause.replace("_", " ")
         branch = f"{path.branch} {cause}".strip()
-        for step in path.transitions:
-            if (step.trace_id, step.span_id) not in keys:
-                keys.add((step.trace_id, step.span_id))
-                yield {
-                    **step_row(step),
-                    "branch": attempt + branch if attempt or path.branch or cause else "",
-                    "done": "yes" if step.done else "no",
-                    "tokens": _token_text(step),
-                }
+        yield {
+            **step_row(step),
+            "branch": attempt + branch if attempt or path.branch or cause else "",
+            "done": "yes" if step.done else "no",
+            "tokens": _token_text(step),
+        }
 
 
 def _token_text(step: "Transition") -> str:
@@ -224,7 +218,7 @@ def _token_text(step: "Transition") -> str:
     return f"{prompt_count}→{len(step.response_ids) or step.output_tokens or 0}"
 
 
-def _write_picture(opened: "Store", trace: "Trace", path: str) -> None:
+def _write_picture(opened: Store, trace: "Trace", path: str) -> None:
     from lightning_otel.store.files import private_file
     from lightning_otel.views.picture import draw_trace
     from lightning_otel.views.stored_trace import load_spans
@@ -339,7 +333,6 @@ def diff_document(store: str | None, a: str, b: str, *, is_all: bool = False) ->
     """Return the differences of two rollouts, traces or versions, for programs."""
     if "@" in a[1:] or "@" in b[1:]:
         return _diff_versions(a, b, store)
-    from lightning_otel.dataset import Store
     from lightning_otel.views.differences import MOST_LINES, compare_ids
 
     *names, differences = compare_ids(Store(store), a, b, None if is_all else MOST_LINES)

@@ -271,7 +271,6 @@ class Chat:
         return []
 
     def _describe_input(self, span: Span) -> list[Line]:
-        """Return the new lines of a model's input: those after its own last answer."""
         lines: list[Line] = []
         for message in new_input(span):
             role = printable(message.get("role"))

@@ -18,10 +18,10 @@ from lightning_otel.cli.output import (
     print_note,
     suggest,
 )
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lightning_otel.dataset import Store
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.layout import Layout
     from lightning_otel.types import Span
@@ -56,7 +56,6 @@ def tail(
     with --consumer. Ends with Ctrl-C and prints counts.
     """
     from lightning_otel.cli.spans import Chat, sdk_json
-    from lightning_otel.dataset import Store
 
     if consumer is not None:
         if since is not None or any(filters.values()):
@@ -158,7 +157,8 @@ def _make_filter(
     return is_wanted
 
 
-def _print_spans_once(opened: "Store", name: str, *, is_once: bool) -> None:
+def _print_spans_once(opened: Store, name: str, *, is_once: bool) -> None:
+
     from lightning_otel.cli.spans import sdk_json
 
     with Stop() as stop, opened.follow(name, idle_s=0 if is_once else None) as follower:

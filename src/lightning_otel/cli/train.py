@@ -24,6 +24,7 @@ from lightning_otel.cli.output import (
     print_rows,
     suggest,
 )
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.types.values import parse_json
 from lightning_otel.views.options import list_options
@@ -106,8 +107,6 @@ def train(
 
 def _require_store(store: str | None) -> None:
     """Refuse to learn from rollouts where there is no store: to look makes none."""
-    from lightning_otel.dataset import Store
-
     layout = Store(store).layout
     if layout is not None:
         layout.require()
@@ -117,7 +116,6 @@ def _work_until_signal(
     make: "Callable[[str, Mapping[str, Any]], Trainer]", algorithm: str, tasks: Sequence[Any],
     val: Sequence[Any], store: str | None,
 ) -> None:  # fmt: skip
-    from lightning_otel.dataset import Store
     from lightning_otel.state import State
     from lightning_otel.state.requests import Requests
     from lightning_otel.trainer.worker import TrainingWorker
@@ -200,7 +198,6 @@ def _tell_fit(fit: "Fit", store: str | None) -> None:
 
 
 def _list_runs(store: str | None, form: Form | None) -> None:
-    from lightning_otel.dataset import Store
     from lightning_otel.state import State
     from lightning_otel.state.runs import Runs
 

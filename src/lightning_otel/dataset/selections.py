@@ -123,7 +123,7 @@ def read_version(store: "Store", reference: str) -> SelectionVersion:
     versions = list_versions(store)
     name, mark, number = reference.partition("@")
     if name not in versions:
-        advice = suggest_name(name, [*versions]) if versions else "selections save NAME makes one"
+        advice = suggest_name(name, [*versions]) if versions else "save one first"
         raise NotFoundError(f"there is no selection {name!r}; {advice}")
     if mark and number not in map(str, versions[name]):
         known = ", ".join(f"{name}@{version}" for version in versions[name][-5:])
@@ -236,7 +236,7 @@ def _check_reward(store: "Store", steps: Sequence[Any], options: Mapping[str, An
     if is_open and not labelled.isdisjoint(step.rollout_id for step in steps):
         raise ConfigError(
             f"its steps have labels and rewards of several names ({', '.join(names)}); say which "
-            "one counts: --reward NAME"
+            "one counts as the reward"
         )
 
 

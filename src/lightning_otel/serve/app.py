@@ -11,7 +11,7 @@ from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -54,6 +54,7 @@ def make_app(
         routes=[*PAGES, *otlp.ROUTES, *API],
         exception_handlers={
             **dict.fromkeys((RefusalError, LightningOtelError, HTTPException), refuse),
+            ClientDisconnect: leave,
             500: fail,
         },
     )
@@ -86,6 +87,11 @@ async def refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, RefusalError)
     request.app.state.ingester.counts.refused[error.status] += 1
     return refused(request, error)
+
+
+async def leave(request: Request, error: Exception) -> Response:
+    """Answer nobody: who asked has gone, and was not refused."""
+    return Response()
 
 
 async def fail(request: Request, error: Exception) -> Response:

@@ -101,8 +101,6 @@ def refuse_call(refusal: RefusalError) -> Response:
 
 
 class _CallAnswer(Response):
-    """An answer that ends with a gRPC status."""
-
     def __init__(self, body: bytes, code: int, message: str) -> None:
         super().__init__(body, media_type=GRPC_TYPES[0])
         del self.headers["content-length"]

@@ -1,4 +1,4 @@
-"""The running server: its key, where it listens, how long it waits for whom, how it ends.
+"""The running server: its key, where it listens, its idle work, how it ends.
 
 Hypercorn closes a connection that has not sent its whole header in time, which uvicorn does not:
 there, 800 stalled sockets keep everybody else out.
@@ -7,6 +7,7 @@ there, 800 stalled sockets keep everybody else out.
 import asyncio
 import contextlib
 import errno
+import gc
 import ipaddress
 import logging
 import os
@@ -15,8 +16,10 @@ import secrets
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,15 +27,16 @@ from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config
 
 from lightning_otel.dataset import Store
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, LightningOtelError
 from lightning_otel.serve.api.events import EventBroker
 from lightning_otel.serve.api.repositories import Repositories
 from lightning_otel.serve.app import make_app
 from lightning_otel.serve.guard import Access
-from lightning_otel.serve.heap import limit_arenas
+from lightning_otel.serve.heap import limit_arenas, trim_heap
 from lightning_otel.serve.ingest import Counts, Ingester
-from lightning_otel.serve.maintenance import run_maintenance
+from lightning_otel.serve.viewer.trace import KEPT_S, drop_traces
 from lightning_otel.store.files import read_token
+from lightning_otel.store.maintenance import Maintainer
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +50,12 @@ END_S: Final = 3
 """Until it has ended, whatever is under way: nothing here is lost by the death of a process."""
 KEY_FILE: Final = "viewer.key"
 """In a store's folder; the key is made once, so that links to its pages go on working."""
+EVERY_S: Final = 10.0
+GIVEN_S: Final = 2.0
+"""How soon feedback is given to a span that came after it, where looking takes no time."""
+_LATEST_S: Final = 15.0
+IDLE_S: Final = 5.0
+"""Without a span for so long, the segment is closed, so that it can be settled."""
 _BACKLOG: Final = 1024
 _OPEN_FILES: Final = 65_536
 _TRIED_PORTS: Final = 50
@@ -173,7 +183,7 @@ async def _serve_listener(
         last.start()
         broker.close()  # or who listens would keep the server for as long as it waits
 
-    maintenance = asyncio.create_task(run_maintenance(store, repositories, ingester))
+    maintenance = asyncio.create_task(_maintain(store, repositories, ingester))
     ready()
     app: Any = make_app(store, ingester, access, repositories, broker)
     try:
@@ -181,6 +191,39 @@ async def _serve_listener(
     finally:
         maintenance.cancel()
         await asyncio.gather(maintenance, return_exceptions=True)
+
+
+async def _maintain(store: Store, repositories: Repositories, ingester: Ingester) -> None:
+    """Settle what is worth it, and give feedback that waits."""
+    maintainer = None if store.layout is None else Maintainer(store.layout)
+    settle = partial(_settle_store, maintainer, ingester)
+    give = partial(repositories.deliver_feedback, ingester.keep)
+    await asyncio.gather(
+        _repeat(settle, EVERY_S, EVERY_S, f"{store.name} could not be settled"),
+        _repeat(give, GIVEN_S, _LATEST_S, f"feedback to {store.name} could not be given"),
+    )
+
+
+async def _repeat(work: Callable[[], None], least_s: float, most_s: float, fault: str) -> None:
+    """Do some work again and again, a fifth of the time at most."""
+    wait_s = least_s
+    while True:
+        await asyncio.sleep(wait_s)
+        began_s = time.monotonic()
+        try:
+            await asyncio.to_thread(work)
+        except (LightningOtelError, OSError) as exc:
+            log.warning("%s: %s", fault, exc)
+        wait_s = min(max(least_s, 4 * (time.monotonic() - began_s)), most_s)
+
+
+def _settle_store(maintainer: Maintainer | None, ingester: Ingester) -> None:
+    ingester.seal_if_idle(IDLE_S)
+    while maintainer is not None and maintainer.run_once().segments:
+        pass  # a batch at a time, as long as there is a backlog
+    drop_traces(KEPT_S)
+    gc.collect()  # 40 ms; empties the interpreter's own lists of free objects, too
+    trim_heap()
 
 
 def _allow_many_files() -> None:

@@ -1,16 +1,16 @@
 """Two rollouts or traces beside each other: their figures, and where they said other things."""
 
-from collections import Counter
 from collections.abc import Iterator
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from lightning_otel.adapter.attributes import get_integer, get_text, to_number
+from lightning_otel.adapter.attributes import get_text, to_number
 from lightning_otel.adapter.rewards import read_reward
-from lightning_otel.store.prices import add_costs, read_prices, read_usage
+from lightning_otel.store.prices import read_prices
 from lightning_otel.store.source import at_moment
 from lightning_otel.types import Reward
 from lightning_otel.types import conventions as c
+from lightning_otel.views.analysis import sum_calls
 from lightning_otel.views.messages import first_answer, new_input, word_messages
 from lightning_otel.views.stored_trace import load_spans, read_trace
 from lightning_otel.views.trace import Trace
@@ -115,32 +115,24 @@ def _read_lines(trace: Trace) -> Iterator[str]:
 
 
 def _read_figures(trace: Trace) -> dict[str, Any]:
-    kinds = Counter(row.kind for row in trace.rows)
-    call_rows = [row for row in trace.rows if row.kind == "call"]
-    calls = [row.span.attributes for row in call_rows]
-    prices = read_prices()
-    cost = add_costs(prices.cost_of(*read_usage(row.span, row.step)) for row in call_rows)
-    tokens: list[int | None] = []
-    for key in (c.INPUT_TOKENS, c.OUTPUT_TOKENS):
-        counts = [value for call in calls if (value := get_integer(call, key)) is not None]
-        tokens.append(sum(counts) if counts else None)
-    acted = [row.span for row in trace.rows if row.kind != "reward"]
-    ends = [span.end_ns for span in acted if span.end_ns is not None]
-    took_ns = max(ends) - min(span.start_ns for span in acted) if ends else None
+    totals = sum_calls(trace, read_prices())
+    is_counted = totals.uncounted < totals.calls
+    has_ended = any(row.span.end_ns is not None for row in trace.rows if row.kind != "reward")
     agents = {row.agent for row in trace.rows if row.agent}
+    calls = (row.span.attributes for row in trace.rows if row.is_call)
     models = {get_text(call, c.RESPONSE_MODEL) or get_text(call, c.REQUEST_MODEL) for call in calls}
     rewards = [read_reward(row.span) for row in trace.rows]
     return {
         "spans": len(trace.rows),
-        "calls": kinds["call"],
-        "tool calls": kinds["tool"],
+        "calls": totals.calls,
+        "tool calls": sum(row.kind == "tool" for row in trace.rows),
         "errors": sum(row.is_fault for row in trace.rows),
         "transitions": trace.report.transitions,
         "exact": trace.report.exact,
-        "tokens in": tokens[0],
-        "tokens out": tokens[1],
-        "cost in dollars": cost,
-        "seconds": None if took_ns is None else round(took_ns / 1e9, 6),
+        "tokens in": totals.input_tokens if is_counted else None,
+        "tokens out": totals.output_tokens if is_counted else None,
+        "cost in dollars": totals.cost,
+        "seconds": round(totals.duration_s, 6) if has_ended else None,
         "agents": ", ".join(sorted(agents)) or None,
         "models": ", ".join(sorted(filter(None, models))) or None,
         **{

@@ -44,8 +44,6 @@ svg.lo .b5{fill:#9e6a03}}
 
 
 class _Bar(NamedTuple):
-    """The place of a node in the picture."""
-
     start: float
     end: float
     middle: float
@@ -61,8 +59,6 @@ def draw_trace(trace: Trace, *, limit: int = 120) -> str:
 
 
 class _Picture:
-    """One picture while it is drawn."""
-
     def __init__(self, trace: Trace, limit: int) -> None:
         self._trace, self._nodes = trace, trace.rows
         nodes = trace.rows
@@ -244,7 +240,6 @@ class _Picture:
 
 
 def _half_width(node: Row) -> float:
-    """Return half the width of what holds a step's number."""
     return max(9.0, 5 + _CELL * len(str(node.step.step if node.step else "")) / 2)
 
 

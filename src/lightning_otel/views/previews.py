@@ -209,7 +209,6 @@ def preview_of(attributes: Mapping[str, Any], cells: int | None = None) -> str:
 
 
 def _make_span(row: Mapping[str, Any]) -> Span:
-    """Return as much of a span as its preview depends on."""
     span = build_span(row)
     attributes = dict(span.attributes)
     short = zip(_SHORT_KEYS, row["texts"], strict=True)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serve.serving import JSON, Answer, Serving
+from tests.serve.serving import JSON, Serving
+from tests.viewer.client import Answer
 
 from lightning_otel import Store, auto_trace, emit_action, emit_reward
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.serve.api.conftest import Client
-from tests.serve.serving import Answer
+from tests.viewer.client import Answer
 
 pytest.importorskip("hypercorn", reason="needs the extra serve")
 

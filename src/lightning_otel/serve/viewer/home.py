@@ -37,8 +37,6 @@ _NEWEST: Final = 10
 _GROUPS: Final = 5
 """Kinds of failures, and names of a breakdown, that are shown."""
 _NAMES: Final = 12
-_PARTS: Final = {"tiles": "Summary", "breakdown": "Breakdown"}
-"""Parts that are there at once, as the last facts tell them, and renewed after."""
 _PROGRESS: Final = """
 SELECT count(*) FILTER (NOT is_current) AS behind, max(end_ns) FILTER (is_current) AS until_ns
 FROM rollouts"""
@@ -105,7 +103,6 @@ def _read_curve(request: Request) -> dict[str, str]:
 
 
 def _read_choices(request: Request) -> dict[str, str]:
-    """Return the period, and what it is broken down by."""
     period = page.choice(request, "period", ("24h", *PERIODS))
     return {"period": period, "split": page.choice(request, "split", DIMENSIONS)}
 
@@ -115,10 +112,9 @@ async def part(request: Request) -> Response:
     name, choices = request.url.path.rpartition("/")[2], _read_choices(request)
 
     def read(store: Store) -> Mapping[str, object]:
-        read_part = partial(_READERS[name], **choices)
-        return {"part": _cache_of(request, name, choices).of(store, read_part)}
+        return {"part": _cache_of(request, name, choices).of(store, partial(read_part, **choices))}
 
-    title = _PARTS[name]
+    title, read_part = _PARTS[name]
     return await page.answer(request, f"home_{name}.html", read, title=title, is_long=True)
 
 
@@ -138,7 +134,7 @@ def _read_parts(
 
     def read(name: str) -> tuple[Mapping[str, object], bool]:
         (progress,) = passive().sql(_PROGRESS)
-        return {**_READERS[name](passive(), **choices), **progress}, not progress["behind"]
+        return {**_PARTS[name][1](passive(), **choices), **progress}, not progress["behind"]
 
     for name in _PARTS:
         answer: tuple[Mapping[str, object], float, bool] = {}, 0.0, False
@@ -170,7 +166,10 @@ def _since_ns(period: str) -> int:
 
 
 _Read: TypeAlias = Callable[..., Mapping[str, object]]
-_READERS: Final[Mapping[str, _Read]] = {"tiles": _summarize, "breakdown": _break_down}
+_PARTS: Final[Mapping[str, tuple[str, _Read]]] = {
+    "tiles": ("Summary", _summarize), "breakdown": ("Breakdown", _break_down),
+}  # fmt: skip
+"""Parts that are there at once, as the last facts tell them, and renewed after."""
 
 
 def _draw_curve(store: Store, *, by: str, metric: str, lines: str) -> Mapping[str, object]:

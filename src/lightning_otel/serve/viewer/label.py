@@ -1,7 +1,6 @@
 """Labels: the items of a list, one a screen, each scored by a key; the next comes by itself."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -17,62 +16,29 @@ from lightning_otel.rewards.labels import describe_author, list_labels
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.size_limit import select_small
 from lightning_otel.serve.viewer.steps import Range, list_steps, read_ends, read_threads
+from lightning_otel.serve.viewer.traces import LISTS, choose_rollouts
 from lightning_otel.serve.viewer.urls import Links
 from lightning_otel.views.messages import show_value
-from lightning_otel.views.nouns import FAILURES, ROLLOUTS, word_error
+from lightning_otel.views.nouns import word_error
 from lightning_otel.views.previews import task_words
 from lightning_otel.views.stored_trace import read_trace
-from lightning_otel.views.table import View
-from lightning_otel.views.traces import TRACE_SEARCH
 
-_LISTS: Final[Mapping[str, View]] = {
-    "traces": TRACE_SEARCH, "rollouts": ROLLOUTS, "failures": FAILURES,
-}  # fmt: skip
-"""Lists whose filters choose the items; every row names its rollout."""
 ITEMS: Final = 500
 """Items of one sitting; the next ones are a link away."""
 STEPS: Final = 20
 """Steps of an item that are shown; its trace has all."""
 _STARS: Final = {str(stars): round(reward_from_feedback(rating=stars), 9) for stars in range(1, 6)}
-_CHOOSING: Final = ("of", "sort", "page", "rollout")
-
-
-def choose_items(
-    request: Request, others: Sequence[str], most: int | None = ITEMS
-) -> Callable[[Store], tuple[list[str], bool]]:
-    """Return what finds the rollouts that an address of a list chooses; True if more follow.
-
-    They are those that are named (``rollout``), else those of a page of the list that match.
-    """
-    number = page.integer(request, "page", 1, 1, 10_000_000)
-    view = _LISTS[page.choice(request, "of", tuple(_LISTS))]
-    values = page.read_filters(request, view.filters, (*_CHOOSING, *others))
-    sort = page.sort_of(request, view)
-    named = list(dict.fromkeys(request.query_params.getlist("rollout")))
-
-    def find(store: Store) -> tuple[list[str], bool]:
-        if named or page.faults_of(request):
-            return named[:most], len(named) > (most or len(named))
-        # What a list shows of its rows is not read: they are named here.
-        offset = (number - 1) * (most or 0)
-        rows, total, _ = replace(view, add=None).read(
-            store, values, limit=most, offset=offset, sort=sort
-        )
-        return list(dict.fromkeys(row["rollout_id"] for row in rows)), offset + len(rows) < total
-
-    return find
 
 
 @page.with_form_faults
 async def label(request: Request) -> Response:
     """The page: who labels under which names is asked for once, and then an item is shown."""
-    find = choose_items(request, ("names", "author", "item"))
+    find = choose_rollouts(request, ("names", "author", "item"), ITEMS)
     names = _read_words(request, "names", "name", 9)
     author = "".join(_read_words(request, "author", "author", 1))
-    of = page.choice(request, "of", tuple(_LISTS))
-    fields = {"of": of, "filters": _LISTS[of].filters, "names": names, "author": author}
+    of = page.choice(request, "of", tuple(LISTS))
+    fields = {"of": of, "filters": LISTS[of].filters, "names": names, "author": author}
 
     def read(store: Store) -> Mapping[str, object]:
         items, is_more = find(store)
@@ -86,7 +52,6 @@ async def label(request: Request) -> Response:
 
 
 def _read_words(request: Request, field: str, key: str, most: int) -> list[str]:
-    """Read names of scores, or the one of a person, that a label may have."""
     texts = page.text(request, field).split(",")
     words = list(dict.fromkeys(filter(None, map(str.strip, texts))))
     try:
@@ -155,7 +120,7 @@ def read_item(store: Store, rollout_id: str) -> Mapping[str, object]:
         "labels": list_labels(store, [rollout_id]),
         "trace": None,
     }
-    if not select_small(store, [rollout_id]):
+    if not page.select_small(store, [rollout_id]):
         return content
     trace = read_trace(store, "rollout", rollout_id)
     asked, answered = read_ends(store, trace, trace.rows)

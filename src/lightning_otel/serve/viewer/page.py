@@ -10,15 +10,17 @@ from functools import partial, wraps
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, StoreMissingError
 from lightning_otel.serve.heap import trim_heap
 from lightning_otel.serve.responses import RefusalError, busy
+from lightning_otel.serve.session import placed
 from lightning_otel.serve.viewer.templating import render
 from lightning_otel.store.source import at_moment
+from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types.instants import FORMS, instant_ns
 from lightning_otel.types.values import suggest_name
 from lightning_otel.views.table import Filter, View
@@ -31,6 +33,17 @@ _AT_ONCE: Final = 4
 """Reads at the same time: each has a DuckDB of its own."""
 LONG_AT_ONCE: Final = 2
 """Of those that look at the whole store, which may need gigabytes where there are millions."""
+MOST_SPANS: Final = 5_000
+MOST_BYTES: Final = 64 << 20
+"""What is read at once for a page, bodies and all."""
+TOO_LARGE: Final = "too long to read here; its trace has it"
+"""What is said in place of messages that were not read."""
+_WEIGHTS: Final = f"""
+SELECT {ROLLOUT} AS rollout_id, count(*) AS spans,
+  coalesce(sum(coalesce(strlen(input_messages), 0) + coalesce(strlen(output_messages), 0)
+    + strlen(attributes::VARCHAR)), 0)::BIGINT AS size
+FROM spans WHERE {ROLLOUT} IN (SELECT unnest(?)) GROUP BY 1
+"""
 _MOST_WAITING: Final = 32
 _TEXT: Final = 2000
 _HEADERS: Final = {
@@ -125,7 +138,7 @@ async def _run_unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise RefusalError(503, "who asked has gone")
+        raise ClientDisconnect
     finally:
         working.cancel()
         leaving.cancel()
@@ -154,9 +167,8 @@ async def answer(
     def work(store: Store) -> bytes:
         # In the thread, too: a long page takes its time to be made.
         content = read(at_moment(store))
-        return _encode_page(
-            render(request, template, {"title": title, "store_name": store.name, **content})
-        )
+        context = {"title": title, "store_name": store.name, **content}
+        return _render_page(request, template, context)
 
     body = await run(request, work, is_long=is_long)
     return HTMLResponse(body, 400 if faults_of(request) else status, _HEADERS)
@@ -165,20 +177,39 @@ async def answer(
 def refused(request: Request, refusal: RefusalError) -> Response:
     """The page that says why something is not shown."""
     what, _, remedy = str(refusal).partition("; ")
-    content = {
-        "title": _TITLES.get(refusal.status, "Not served"),
-        "status": refusal.status,
-        "what": what,
-        "remedy": remedy,
-        "store_name": "",  # who has no key learns nothing
+    title, status = _TITLES.get(refusal.status, "Not served"), refusal.status
+    # Who has no key learns nothing, not even the store's name.
+    content = {"title": title, "status": status, "what": what, "remedy": remedy, "store_name": ""}
+    body = _render_page(request, "refused.html", content)
+    return HTMLResponse(body, status, {**_HEADERS, **refusal.headers})
+
+
+def _render_page(request: Request, template: str, content: Mapping[str, object]) -> bytes:
+    always = {
+        "here": request.url.path,
+        "url": partial(url, request),
+        "query": request.query_params,
+        "faults": faults_of(request),
     }
-    text = render(request, "refused.html", content)
-    return HTMLResponse(_encode_page(text), refusal.status, {**_HEADERS, **refusal.headers})
-
-
-def _encode_page(text: str) -> bytes:
+    text = placed(request.scope, render(template, {**always, **content}))
     # A model may answer with half a character; a page shows it as a question mark.
     return text.encode("utf-8", "replace")
+
+
+def select_small(store: Store, rollout_ids: Sequence[str]) -> list[str]:
+    """Return as many of the rollouts, in order, as fit into memory together."""
+    if not rollout_ids:
+        return []
+    weights = {row["rollout_id"]: row for row in store.sql(_WEIGHTS, [list(rollout_ids)])}
+    small_ids: list[str] = []
+    spans = size = 0
+    for rollout_id in rollout_ids:
+        weight = weights.get(rollout_id)
+        own_spans, own_size = (weight["spans"], weight["size"]) if weight else (0, 0)
+        if spans + own_spans <= MOST_SPANS and size + own_size <= MOST_BYTES:
+            spans, size = spans + own_spans, size + own_size
+            small_ids.append(rollout_id)
+    return small_ids
 
 
 def is_for_people(request: Request) -> bool:
@@ -235,9 +266,14 @@ def integer(request: Request, name: str, default: int, least: int, most: int) ->
     return int(value)
 
 
+def page_number(request: Request) -> int:
+    """The number of a list's page, from 1."""
+    return integer(request, "page", 1, 1, 10_000_000)
+
+
 def show_part(request: Request, items: Sequence[T]) -> dict[str, Any]:
     """Show the page of a list that the address names, as the templates of lists take it."""
-    number = integer(request, "page", 1, 1, 10_000_000)
+    number = page_number(request)
     rows = items[(number - 1) * ROWS : number * ROWS]
     return {"rows": rows, "total": len(items), "size": ROWS, "number": number}
 
@@ -293,7 +329,7 @@ async def answer_list(
     **more: object,
 ) -> Response:  # fmt: skip
     """A page of a view's rows, and more, as filters, order and number in its address say."""
-    number = integer(request, "page", 1, 1, 10_000_000)
+    number = page_number(request)
     values, sort = read_filters(request, view.filters), sort_of(request, view)
     content = {"filters": view.filters, "number": number, "size": ROWS, **more}
 

@@ -19,6 +19,7 @@ from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.resources import open_resources
 from lightning_otel.serve.viewer.text_diff import compare_lines, fold_lines
 from lightning_otel.serve.viewer.urls import resource_path
+from lightning_otel.types import Prompt
 from lightning_otel.types.values import parse_json
 from lightning_otel.views.nouns import parse_version
 
@@ -65,6 +66,7 @@ async def edit(request: Request) -> Response:
             "canary": opened.aliases(name).get("canary"),
             "last_change": last_change,
             "text": text,
+            "placeholders": Prompt(text).placeholders,
             "share": fields.get("share", _SHARE),
             "fault": fault,
             "lines": fold_lines(lines) if text != before else [],

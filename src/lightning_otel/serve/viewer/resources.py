@@ -187,7 +187,6 @@ async def diff(request: Request) -> Response:
 
 
 def _pick_pairs(store: Store, comparison: "Comparison") -> Mapping[str, object]:
-    """Return the tasks that differ most, and where all of them lie on a scale."""
     pairs = sorted(comparison.pairs, key=lambda pair: pair.difference)
     sample = pairs
     if len(pairs) > page.ROWS:

@@ -14,11 +14,11 @@ from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.viewer import page, traces
-from lightning_otel.serve.viewer.size_limit import select_small
 from lightning_otel.serve.viewer.transitions import TOO_LARGE_TEXTS, credits_of, shorten_step
 from lightning_otel.serve.viewer.urls import page_path
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Mode, Report, RolloutStatus, Trajectory, Transition
+from lightning_otel.types.transitions import distinct
 from lightning_otel.types.values import parse_json
 from lightning_otel.views.messages import show_value
 from lightning_otel.views.nouns import FAILURES, word_error
@@ -71,7 +71,7 @@ async def rollouts(request: Request) -> Response:
         )  # fmt: skip
     if of == "recorded":
         return cast(Response, await traces.show(request))
-    number = page.integer(request, "page", 1, 1, 10_000_000)
+    number = page.page_number(request)
     values = page.read_filters(request, _QUEUED)
 
     def read(_: Store) -> Mapping[str, object]:
@@ -101,7 +101,7 @@ def _list_queue(request: Request, number: int, **values: Any) -> Mapping[str, ob
 async def rollout(request: Request) -> Response:
     """One of them; the beginning of an id leads to it."""
     prefix = request.path_params["rollout_id"]
-    number = page.integer(request, "page", 1, 1, 10_000_000)
+    number = page.page_number(request)
 
     def read(store: Store) -> Mapping[str, object]:
         return _read_rollout(store, prefix, _read_queued(request, prefix), number)
@@ -138,7 +138,7 @@ def _read_rollout(
     ).rows()
     if not attempts and queued is None:
         raise NotFoundError(f"there is no rollout {rollout_id!r}; look for it among all of them")
-    is_small = bool(select_small(store, [rollout_id]))
+    is_small = bool(page.select_small(store, [rollout_id]))
     adaptations = list(store.adapt(rollout_id=rollout_id, include_incomplete=True, bodies=is_small))
     report = Report.total(adaptation.report for adaptation in adaptations)
     steps = _list_steps(adaptations, is_small=is_small)
@@ -190,17 +190,13 @@ def _merge_attempts(
 
 
 def _list_steps(adaptations: Iterable[Adaptation], *, is_small: bool) -> list[Shown]:
-    """Return each step once, with the first trajectory it lies on."""
-    entries: dict[tuple[str, str], Shown] = {}
+    steps = []
     for adaptation in adaptations:
         credits = credits_of(adaptation.credited)
-        for path in adaptation.trajectories:
-            for step in path.transitions:
-                key = (step.trace_id, step.span_id)
-                if key not in entries:
-                    texts = shorten_step(step, credits) if is_small else TOO_LARGE_TEXTS
-                    entries[key] = Shown(path, step, texts)
-    return list(entries.values())
+        for step, path in distinct(adaptation.trajectories):
+            texts = shorten_step(step, credits) if is_small else TOO_LARGE_TEXTS
+            steps.append(Shown(path, step, texts))
+    return steps
 
 
 def _collect_used(steps: Sequence[Transition]) -> dict[str, object]:

@@ -134,7 +134,6 @@ async def compare(request: Request) -> Response:
 
 
 def _compare_series(chart: Chart, run_ids: Sequence[str]) -> Mapping[str, object]:
-    """Return first and last values of a metric by run, None where it was not measured."""
     series = {line.name: line.points for line in chart.series}
     values = [
         (points[0].value, points[-1].mean) if (points := series.get(run_id)) else None

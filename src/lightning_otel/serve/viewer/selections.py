@@ -19,8 +19,8 @@ from lightning_otel.errors import ConfigError
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.responses import refusal_of
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.label import choose_items
 from lightning_otel.serve.viewer.selection import read_selection
+from lightning_otel.serve.viewer.traces import choose_rollouts
 from lightning_otel.serve.viewer.transitions import PARAMETERS, shorten_step
 from lightning_otel.serve.viewer.urls import page_path
 from lightning_otel.views.options import TRANSITIONS
@@ -36,7 +36,7 @@ def _choose_options(request: Request) -> Callable[[Store], dict[str, Any]]:
     if request.query_params.get("of") == "transitions":
         others = ("of", *PARAMETERS)
         return lambda store: dict(read_selection(request, store, others, TRANSITIONS).keywords)
-    find = choose_items(request, ("reward",), most=None)
+    find = choose_rollouts(request, ("reward",))
     return lambda store: {"rollout_id": find(store)[0]}
 
 

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lightning_otel.serve.responses import RefusalError
-from lightning_otel.serve.session import placed
 from lightning_otel.serve.viewer.urls import page_path, resource_path
 from lightning_otel.types.text import (
     HIDDEN,
@@ -51,32 +50,15 @@ PLACES: Final = [
 """Pages that the navigation leads to, by keys."""
 
 
-def render(request: Request, template: str, content: Mapping[str, object]) -> str:
-    """A template with what it shows."""
-    from lightning_otel.serve.viewer.page import faults_of, url
-
-    path = request.url.path
-    text = _ENVIRONMENT.get_template(template).render(
-        {
-            "here": path,
-            "url": partial(url, request),
-            "query": request.query_params,
-            "faults": faults_of(request),
-            **content,
-        }
-    )
-    return placed(request.scope, _show_hidden(text))
-
-
-def _show_hidden(page: str) -> str:
-    """Return a page in which everything is seen; the values of its fields stay what they are."""
+def render(template: str, content: Mapping[str, object]) -> str:
+    """A page in which everything is seen; the values of its fields stay what they are."""
     return _VALUE_OR_HIDDEN.sub(
         lambda match: (
             HIDDEN.sub(lambda hidden: f"&#{ord(hidden[0])};", match[0])
             if match[0][0] in " <"
             else visible(match[0])
         ),
-        page.replace("\r\n", "\n"),
+        _ENVIRONMENT.get_template(template).render(content).replace("\r\n", "\n"),
     )
 
 

@@ -18,7 +18,6 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
 from lightning_otel.serve.api.cache import Mark, read_fingerprint
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.size_limit import TOO_LARGE, select_small
 from lightning_otel.serve.viewer.span_detail import detail, json_of, read_span, record_of
 from lightning_otel.serve.viewer.steps import (
     CALLS,
@@ -348,8 +347,8 @@ async def diff(request: Request) -> Response:
         content = {"title": "Compare", "error": "", "is_whole": is_whole, "sides": ()}
         try:
             ids = {store.rollout_of(*store.find(prefix)) for prefix in (trace_id, other) if other}
-            if not other or len(select_small(store, list(ids))) < len(ids):
-                return {**content, "error": TOO_LARGE if other else ""}
+            if not other or len(page.select_small(store, list(ids))) < len(ids):
+                return {**content, "error": page.TOO_LARGE if other else ""}
             a, b, differences = compare_ids(store, trace_id, other)
         except NotFoundError as exc:
             return {**content, "error": str(exc)}

@@ -1,7 +1,7 @@
 """The one list, by traces, rollouts or conversations: filtered, searched, chosen from, renewed."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final
 from urllib.parse import urlencode
@@ -17,12 +17,13 @@ from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.urls import Links, page_path
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types.text import count_noun
-from lightning_otel.views.nouns import CONVERSATIONS, ROLLOUTS
+from lightning_otel.views.nouns import CONVERSATIONS, FAILURES, ROLLOUTS
 from lightning_otel.views.table import View
 from lightning_otel.views.traces import CONVERSATION, TRACE_SEARCH
 
 LISTS: Final[Mapping[str, View]] = {
     "traces": TRACE_SEARCH, "rollouts": ROLLOUTS, "conversations": CONVERSATIONS,
+    "failures": FAILURES,
 }  # fmt: skip
 COLUMNS: Final = {
     "start_ns": "Started", "id": "ID", "title": "Input", "output": "Output", "status": "Status",
@@ -84,29 +85,52 @@ async def compare(request: Request) -> Response:
     return page.see(f"{page_path('traces', ids[0], 'diff')}?{urlencode({'with': ids[1]})}")
 
 
+def choose_rollouts(
+    request: Request, others: Collection[str] = (), most: int | None = None
+) -> Callable[[Store], tuple[list[str], bool]]:
+    """Return what finds the rollouts that an address of a list chooses; True if more follow.
+
+    They are those of the rows that are named (``rollout``), else those of a page of the list that
+    match, or of all that match without ``most``.
+    """
+    number, of = page.page_number(request), page.choice(request, "of", tuple(LISTS))
+    view = LISTS[of]
+    values = page.read_filters(request, view.filters, ("of", "sort", "page", "rollout", *others))
+    sort = page.sort_of(request, view)
+    chosen = list(dict.fromkeys(request.query_params.getlist("rollout")))
+
+    def find(store: Store) -> tuple[list[str], bool]:
+        if chosen or page.faults_of(request):
+            ids = chosen
+            if of == "conversations":
+                ids = [row["rollout_id"] for row in store.sql(_ROLLOUTS_OF, [chosen])]
+            return ids[:most], len(ids) > (most or len(ids))
+        # What a list shows of its rows is not read: they are named here.
+        offset = (number - 1) * (most or 0)
+        rows, total, _ = replace(view, add=None).read(
+            store, values, limit=most, offset=offset, sort=sort
+        )
+        names = (name for row in rows for name in row.get("rollout_ids", (row["rollout_id"],)))
+        return list(dict.fromkeys(names)), offset + len(rows) < total
+
+    return find
+
+
 async def export(request: Request) -> Response:
     """Lead to the export of the rows that are chosen, else of all that match the list's filters."""
+    find = choose_rollouts(request, most=_MOST)
     of = page.choice(request, "of", tuple(LISTS))
-    view, chosen = LISTS[of], request.query_params.getlist("rollout")
-    values = page.read_filters(request, view.filters, ("of", "sort", "rollout"))
-    times = {name: text for name in view.filters if (text := page.text(request, name))}
-
-    def read(store: Store) -> list[str]:
-        if chosen:
-            return [row["rollout_id"] for row in store.sql(_ROLLOUTS_OF, [chosen])]
-        rows = replace(view, add=None).read(store, values, limit=_MOST).rows
-        return [name for row in rows for name in row.get("rollout_ids", (row["rollout_id"],))]
-
-    if chosen or not times.keys() <= {"since", "until"}:
-        is_known = chosen and of != "conversations"
-        ids = chosen if is_known else await page.run(request, read)
+    names = (*LISTS[of].filters, "rollout")
+    options = {name: text for name in names if (text := page.text(request, name))}
+    if not options.keys() <= {"since", "until"}:
+        ids, is_more = await page.run(request, find)
         if not ids:
             raise RefusalError(400, f"no {of} match; change the filters")
-        times = {"rollout_id": ",".join(dict.fromkeys(ids))}
-        if len(ids) >= _MOST or len(times["rollout_id"]) > _LONGEST:
+        options = {"rollout_id": ",".join(ids)}
+        if is_more or len(options["rollout_id"]) > _LONGEST:
             what = f"{len(ids):,} rollouts or more are too many for one address"
             raise RefusalError(400, f"{what}; choose some, or filter more")
-    return page.see(f"/transitions/export?{urlencode(times)}")
+    return page.see(f"/transitions/export?{urlencode(options)}")
 
 
 async def redirect_conversation(request: Request) -> Response:
@@ -116,7 +140,7 @@ async def redirect_conversation(request: Request) -> Response:
 
 
 ROUTES: Final[list[Route]] = [
-    *(Route(f"/{noun}", show, methods=["GET"]) for noun in LISTS if noun != "rollouts"),
+    *(Route(f"/{noun}", show, methods=["GET"]) for noun in ("traces", "conversations")),
     Route("/compare", compare, methods=["GET"]),
     Route("/export", export, methods=["GET"]),
     Route("/conversations/{conversation_id:path}", redirect_conversation, methods=["GET"]),

@@ -13,9 +13,9 @@ from lightning_otel.dataset import Store
 from lightning_otel.messages import plain_text
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.selection import SelectionForm, list_formats, read_selection
-from lightning_otel.serve.viewer.size_limit import TOO_LARGE, select_small
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Credited, Dropped, Report, Transition
+from lightning_otel.types.transitions import distinct
 from lightning_otel.views.options import TRANSITIONS
 
 TEXT: Final = 240
@@ -45,7 +45,7 @@ SELECT total, starts[?] AS until_ns, starts[?] AS since_ns FROM times
 @page.with_form_faults
 async def transitions(request: Request) -> Response:
     """The page."""
-    number = page.integer(request, "page", 1, 1, 10_000_000)
+    number = page.page_number(request)
     reason = page.text(request, "reason")
     part = page.integer(request, "dropped", 1, 1, 1_000_000)
     first = page.integer(request, "after", 0, 0, 10**9)
@@ -111,7 +111,7 @@ def _count_reasons(report: Report, whole: str, part: int) -> Iterator[dict[str, 
 
 
 _UNTOLD: Final[Mapping[str, object]] = {"observation": "", "action": "", "credits": ()}
-TOO_LARGE_TEXTS: Final[Mapping[str, object]] = {**_UNTOLD, "observation": TOO_LARGE}
+TOO_LARGE_TEXTS: Final[Mapping[str, object]] = {**_UNTOLD, "observation": page.TOO_LARGE}
 
 
 def _make_rows(
@@ -135,7 +135,7 @@ def _read_contents(
     if not keys:
         return {}
     rollout_ids = list(dict.fromkeys(row["rollout_id"] for row in rows))
-    ids = select_small(store, rollout_ids)
+    ids = page.select_small(store, rollout_ids)
     contents: dict[tuple[str, str], Mapping[str, object]] = {
         (row["trace_id"], row["span_id"]): TOO_LARGE_TEXTS
         for row in rows
@@ -145,11 +145,9 @@ def _read_contents(
         return contents
     for adaptation in store.adapt(**{**selection.adapting, "rollout_id": ids}):
         credits = credits_of(adaptation.credited)
-        for path in adaptation.trajectories:
-            for step in path.transitions:
-                key = (step.trace_id, step.span_id)
-                if key in keys:
-                    contents[key] = shorten_step(step, credits)
+        for step, _ in distinct(adaptation.trajectories):
+            if (key := (step.trace_id, step.span_id)) in keys:
+                contents[key] = shorten_step(step, credits)
     return contents
 
 

@@ -10,6 +10,7 @@ from lightning_otel.store.prices import Price, Prices, add_costs, read_prices, r
 from lightning_otel.types import Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import format_duration, format_number, one_line
+from lightning_otel.types.transitions import distinct
 from lightning_otel.views.analysis.findings import Finding, list_findings
 from lightning_otel.views.trace import Row, SpanKey, Trace, make_trace
 
@@ -235,16 +236,14 @@ def analyze(
                 CreditedReward(name, value, targets, row.by, row.left_out, row.span.span_id)
             )
     steps: dict[SpanKey, Step] = {}
-    for path in trace.trajectories:
-        for transition in path.transitions:
-            span = (transition.trace_id, transition.span_id)
-            if span in places and span not in steps:
-                at = places[span]
-                steps[span] = _make_step(
-                    trace.rows[at], transition, priced, label=trace.rows[at].label,
-                    credit=tuple(credit.get(at, ())), advantage=(advantages or {}).get(span),
-                )  # fmt: skip
-    totals = _sum_calls(trace, priced)
+    for transition, _ in distinct(trace.trajectories):
+        span = (transition.trace_id, transition.span_id)
+        if (at := places.get(span)) is not None:
+            steps[span] = _make_step(
+                trace.rows[at], transition, priced, label=trace.rows[at].label,
+                credit=tuple(credit.get(at, ())), advantage=(advantages or {}).get(span),
+            )  # fmt: skip
+    totals = sum_calls(trace, priced)
     rollout_id = trace.rows[0].span.rollout_id if trace.rows else ""
     tasks = (row.span.attributes.get(c.TASK) for row in trace.rows)
     task = one_line(str(next((candidate for candidate in tasks if candidate is not None), "")), 200)
@@ -269,24 +268,26 @@ def _check_prices(prices: Prices | Mapping[str, Sequence[float]] | None) -> Pric
 
 
 def _make_step(row: Row, transition: Transition, prices: Prices, **more: Any) -> Step:
-    tokens = _count_tokens(row)
+    models, tokens = read_usage(row.span, row.step)
     return Step(
         branch=row.branch,
         observation=one_line(plain_text(transition.observation[-1:]), _SHORT),
         action=one_line(plain_text(transition.action[:1]), _SHORT),
-        input_tokens=tokens[0],
-        output_tokens=tokens[1],
+        input_tokens=tokens.input,
+        output_tokens=tokens.output,
         duration_s=_duration_s(row) if row.kind == "call" else None,
-        cost=_find_cost(row, prices),
+        cost=prices.cost_of(models, tokens),
         **{name: getattr(transition, name) for name in _COPIED},
         **more,
     )
 
 
-def _sum_calls(trace: Trace, prices: Prices) -> Totals:
+def sum_calls(trace: Trace, prices: Prices) -> Totals:
+    """Sum up the calls of a trace."""
     calls = [row for row in trace.rows if row.is_call]
-    tokens = [_count_tokens(row) for row in calls]
-    costs = [_find_cost(row, prices) for row in calls]
+    usages = [read_usage(row.span, row.step) for row in calls]
+    tokens = [(usage.input, usage.output) for _, usage in usages]
+    costs = [prices.cost_of(*usage) for usage in usages]
     work = [row.span for row in trace.rows if row.kind != "reward"]
     ends = [max(span.start_ns, span.end_ns or 0) for span in work]
     started = min((span.start_ns for span in work), default=0)
@@ -303,18 +304,7 @@ def _sum_calls(trace: Trace, prices: Prices) -> Totals:
 
 
 def _duration_s(row: Row) -> float | None:
-    span = row.span
-    return None if span.end_ns is None else (span.end_ns - span.start_ns) / 1e9
-
-
-def _count_tokens(row: Row) -> tuple[int | None, int | None]:
-    """Return the counts of the server, else of its token ids."""
-    tokens = read_usage(row.span, row.step)[1]
-    return tokens.input, tokens.output
-
-
-def _find_cost(row: Row, prices: Prices) -> float | None:
-    return prices.cost_of(*read_usage(row.span, row.step))
+    return None if row.duration_ns is None else row.duration_ns / 1e9
 
 
 def _word_number(value: object) -> str:

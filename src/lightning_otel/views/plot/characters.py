@@ -104,7 +104,6 @@ def _plot_lines(chart: Chart, width: int, *, is_ascii: bool) -> Iterator[str]:
 
 
 def _list_intervals(chart: Chart, width: int) -> list[tuple[int, int, int]]:
-    """Return the column, the first and the last row of the interval of each version."""
     if chart.axis != "version":
         return []
     scale, (start, end) = chart.bounds(has_dots=False), chart.reach()

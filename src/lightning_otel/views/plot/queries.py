@@ -247,7 +247,6 @@ WHERE {" AND ".join(conditions) or "true"}"""
 def _draw_lines(
     rows: Sequence[_Row], axis: Axis, query: PlotQuery
 ) -> tuple[list[Series], list[str]]:
-    """Draw rollouts in their order: one line, one an agent, or one each parallel version."""
     valued, window = [row for row in rows if row.value is not None], query.window
     counts = Counter(row.line for row in valued)  # in the order they first acted
     versions = [version for version in counts if version]
