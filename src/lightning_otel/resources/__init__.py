@@ -30,6 +30,7 @@ from lightning_otel.instrumentors.substitution import (
 from lightning_otel.resources import bodies, tables
 from lightning_otel.resources.tables import Withdrawal
 from lightning_otel.types import Resource, ResourceKind
+from lightning_otel.types.values import check_types
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -47,7 +48,12 @@ class Resources:
     """The resources of a state; any number of threads and processes publish and read at once."""
 
     def __init__(self, state: State | None = None) -> None:
-        """Use a state, by default beside the default store; nothing is read yet."""
+        """Use a state, by default beside the default store; nothing is read yet.
+
+        Raises:
+            ConfigError: It is no state.
+        """
+        check_types({"state": state}, Resources.__init__.__annotations__)
         self.state = state if state is not None else State()
         self._known: dict[tuple[str, int], Resource] = {}
         # The time of the last read, the last change then, and its result.
