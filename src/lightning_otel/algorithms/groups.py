@@ -12,9 +12,8 @@ from lightning_otel.adapter import Advantage, TripletAdapter
 from lightning_otel.adapter.advantages import Outcome
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.adapter.tokens import NO_IDS, PENALISED, TRUNCATED, notes_of
-from lightning_otel.dataset.batches import read_batches
-from lightning_otel.dataset.query import judges_otherwise
 from lightning_otel.errors import StoreMissingError
+from lightning_otel.store.batches import read_batches
 from lightning_otel.store.selection import INDEX_COLUMNS
 from lightning_otel.types import Span, Trajectory, Transition
 
@@ -106,10 +105,12 @@ def read_judged_members(
         for key, member in members.items()
         if member.is_over and not member.lost and member.reward is None and key not in without
     }
-    if silent and judges_otherwise(query.adapter):
+    adapter = query.adapter
+    # Only of our own rule do the store's views know the rewards.
+    if silent and (not isinstance(adapter, TripletAdapter) or adapter.is_reward is not None):
         selection = replace(query.wanted, rollout_ids=tuple(silent))
         for spans in read_batches(store.source, selection):
-            outcomes = query.adapter.explain(query.wanted.spans(spans)).outcomes
+            outcomes = adapter.explain(query.wanted.spans(spans)).outcomes
             for key, reward in _match_rewards(outcomes, silent).items():
                 members[key] = silent[key]._replace(reward=reward)
     return members

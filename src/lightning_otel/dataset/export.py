@@ -78,10 +78,9 @@ def export(
     options: Mapping[str, Any],
     query: Mapping[str, Any],
 ) -> Exported:
-    """Write the rows of a format; arguments as ``Store.export`` takes them.
+    """Write the rows of a format, as ``Store.export`` does.
 
-    ``query`` are options of transitions, which card and certificate name; ``source`` is the store's
-    name where there is to be a certificate.
+    Card and certificate name ``query``; the store's name ``source`` asks for a certificate.
     """
     path = None if place is None or callable(place) else Path(place)
     if source is not None and (path is None or _is_stream(path)):

@@ -18,22 +18,21 @@ from lightning_otel.adapter.rewards import SEVERAL
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.adapter.tokens import CUTS
 from lightning_otel.adapter.triplet import INCOMPLETE_ROLLOUT
-from lightning_otel.dataset.batches import make_clauses
-from lightning_otel.dataset.formats.transition_rows import BODIES, NARROW_COLUMNS
+from lightning_otel.store.batches import make_clauses
 from lightning_otel.store.facts import USUAL, CreditOptions
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.source import SpanSource
 from lightning_otel.store.table import Query
 from lightning_otel.types import Dropped, Repair, Report, Transition
-from lightning_otel.types.transitions import fast_constructor
+from lightning_otel.types.transitions import STEP_COLUMNS, TRANSITION_BODIES, fast_constructor
 
 if TYPE_CHECKING:
     from lightning_otel.dataset.query import TransitionQuery
 
-_NO_BODIES: Final = dict.fromkeys(BODIES, ())
+_NO_BODIES: Final = dict.fromkeys(TRANSITION_BODIES, ())
 _FIELDS: Final = tuple(field.name for field in fields(Transition))
 _make_step: Final = fast_constructor(Transition)
-_JSON: Final = tuple(name for name, kind in NARROW_COLUMNS.items() if kind == "JSON")
+_JSON: Final = tuple(name for name, kind in STEP_COLUMNS.items() if kind == "JSON")
 _ORDER: Final = (
     "min(start_ns) OVER (PARTITION BY rollout_id), rollout_id, attempt_id, agent, branch, step, "
     "start_ns"
@@ -202,7 +201,7 @@ class FactReader:
         for term, value in _choose_steps(con, query.wanted).items():
             terms.append(term)
             values += value
-        columns = ", ".join([*NARROW_COLUMNS, *more])
+        columns = ", ".join([*STEP_COLUMNS, *more])
         conditions, steps = " AND ".join(terms), "reading.revised" if self._is_revised else "steps"
         return Query(
             con, f"SELECT {columns} FROM {steps} WHERE {conditions} ORDER BY {_ORDER}", values

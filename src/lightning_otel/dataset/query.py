@@ -26,7 +26,6 @@ from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.linear import count_steps
 from lightning_otel.adapter.rewards import add_decimals
 from lightning_otel.adapter.selection import Matcher, Selection, SelectionKeywords
-from lightning_otel.dataset.formats.transition_rows import BODIES
 from lightning_otel.dataset.registry import Registry
 from lightning_otel.dataset.selections import read_version
 from lightning_otel.errors import AdapterError, ConfigError
@@ -40,7 +39,11 @@ from lightning_otel.types import (
     Trajectory,
     Transition,
 )
-from lightning_otel.types.transitions import JudgedTrajectory, distinct_steps
+from lightning_otel.types.transitions import (
+    TRANSITION_BODIES,
+    JudgedTrajectory,
+    distinct_steps,
+)
 from lightning_otel.types.values import check_names, check_types
 
 if TYPE_CHECKING:
@@ -277,14 +280,11 @@ class TransitionQuery(NamedTuple):
         return query._replace(wanted=wanted)
 
 
-def judges_otherwise(adapter: object) -> bool:
-    """Return whether an adapter may find rewards that the store's views do not know."""
-    return not isinstance(adapter, TripletAdapter) or adapter.is_reward is not None
-
-
 def strip_bodies(step: Transition) -> Transition:
     """Return the transition without its bodies; a next observation is empty, and None if it was."""
-    bodies: dict[str, Any] = {name: None if getattr(step, name) is None else () for name in BODIES}
+    bodies: dict[str, Any] = {
+        name: None if getattr(step, name) is None else () for name in TRANSITION_BODIES
+    }
     return replace(step, **bodies)
 
 

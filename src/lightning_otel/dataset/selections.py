@@ -38,13 +38,11 @@ class SelectionVersion:
     """A version of a saved selection.
 
     Attributes:
-        name: The selection.
         version: Its number, from 1.
         options: As :meth:`Store.transitions` takes them.
         source: The page that it was saved from; empty without one.
         created_ns: When it was saved, Unix nanoseconds.
         as_of_ns: The start of the latest span that counts.
-        rollouts: Its rollouts' ids.
         steps: The reward of each step by its span's id; None without one.
     """
 
@@ -61,11 +59,7 @@ class SelectionVersion:
         return f"{self.name}@{self.version}"
 
     def make_keywords(self, others: Mapping[str, Any]) -> dict[str, Any]:
-        """Return its options as of its moment, with others that choose no step or reward.
-
-        Raises:
-            ConfigError: One of them does.
-        """
+        """Return its options as of its moment, with others that choose no step or reward."""
         if wrong := sorted(others.keys() - _FREE):
             raise ConfigError(
                 f"{self} has its own steps and rewards; leave out {', '.join(wrong)}, or save "
@@ -112,13 +106,7 @@ def list_versions(store: "Store") -> dict[str, list[int]]:
 
 
 def read_version(store: "Store", reference: str) -> SelectionVersion:
-    """Read ``NAME@N``, or the newest version of ``NAME``.
-
-    Raises:
-        ConfigError: It is no text.
-        NotFoundError: There is no such selection or version.
-        StoreError: Its file is damaged or cannot be read.
-    """
+    """Read ``NAME@N``, or the newest version of ``NAME``."""
     check_types({"selection": reference}, {"selection": str})
     versions = list_versions(store)
     name, mark, number = reference.partition("@")
@@ -132,11 +120,7 @@ def read_version(store: "Store", reference: str) -> SelectionVersion:
 
 
 def list_newest(store: "Store") -> list[SelectionVersion]:
-    """Return the newest version of each selection, by name.
-
-    Raises:
-        StoreError: A file is damaged or cannot be read.
-    """
+    """Return the newest version of each selection, by name."""
     versions = list_versions(store)
     return [_read_file(store, f"{name}@{numbers[-1]}") for name, numbers in versions.items()]
 
@@ -150,7 +134,6 @@ def _read_file(store: "Store", reference: str) -> SelectionVersion:
 
 
 def _read_sound(store: "Store", reference: str) -> SelectionVersion | None:
-    """Read a version; None if its file cannot be read."""
     with suppress(StoreError):
         return _read_file(store, reference)
     return None
@@ -241,11 +224,7 @@ def _check_reward(store: "Store", steps: Sequence[Any], options: Mapping[str, An
 
 
 def check_frozen(store: "Store", version: SelectionVersion) -> None:
-    """Refuse a version whose steps the store holds no more as they were.
-
-    Raises:
-        StoreError: Steps are gone or have other rewards, as spans were deleted or came late.
-    """
+    """Refuse a version whose steps are gone or have other rewards: spans were deleted, or late."""
     steps = store.transitions(bodies=False, selection=str(version))
     now = {step.span_id: step.reward for step in steps}
     if now != version.steps:

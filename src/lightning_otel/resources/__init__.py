@@ -174,7 +174,7 @@ class Resources:
     def last_move(self, name: str) -> int:
         """Return the number of the change by which an alias of a name moved last; 0 if none did."""
         with self._begin_read() as connection:
-            return tables.Entry(connection, name).last_move()
+            return tables.Entry(connection, name).last_change(is_move=True)
 
     def last_change(self, name: str) -> int:
         """Return the number of the last publication or move of an alias; 0 if there was none."""
@@ -232,14 +232,9 @@ class Resources:
             return entry.get(canary.version)
 
     def withdraw(self, name: str, reason: str = "", *, version: int | None = None) -> Resource:
-        """Withdraw the canary, and keep the reason; return the version.
+        """Withdraw the canary, if it is still this version, and keep the reason; return the version.
 
         Running agents follow within two seconds; a rollout that began with it ends with it.
-
-        Args:
-            name: The resource.
-            reason: The reason, as people read it later.
-            version: Withdraw only if this is still the canary; by default any.
 
         Raises:
             NotFoundError: There is no canary, or it is another version by now.
@@ -387,9 +382,8 @@ class Resources:
         with self.state.change() as connection:
             take_lock(connection, tables.LOCK)
             entry = tables.Entry(connection, name, self.state.now_ns())
-            if last_move not in (None, entry.last_move()) or (
-                last_change not in (None, entry.last_change())
-            ):
+            is_late = last_move not in (None, entry.last_change(is_move=True))
+            if is_late or last_change not in (None, entry.last_change()):
                 raise ChangedError(
                     f"somebody changed {name} meanwhile; look at it again, and then decide"
                 )

@@ -326,10 +326,8 @@ class LastAttempt(NamedTuple):
 def read_last_attempts(name: str, con: Reader, model: str | None = None) -> list[LastAttempt]:
     """Return the last attempt at each rollout, which its reward is of, by start.
 
-    Args:
-        name: The resource.
-        con: A connection of ``SpanSource.connect_overview``.
-        model: Versions count only by steps of this model, a name or glob; None is any.
+    The connection is one of ``SpanSource.connect_overview``. Versions count only by steps of the
+    ``model``, a name or glob; None is any.
     """
     attempts: list[LastAttempt] = []
     for row in Query(con, _LAST_STEPS).dicts():

@@ -18,16 +18,11 @@ STICKY: Final = 0.25
 
 
 class Unit(NamedTuple):
-    """A rollout, or several that were given their version together.
+    """A rollout, or several that were given their version together."""
 
-    Attributes:
-        key: Its id, or that of the user, session or group.
-        reward: Its reward, or their mean.
-    """
-
-    key: str
+    key: str  # its id, or that of the user, session or group
     is_b: bool
-    reward: float
+    reward: float  # its reward, or their mean
 
 
 class Difference(NamedTuple):

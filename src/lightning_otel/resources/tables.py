@@ -150,15 +150,11 @@ class Entry:
         version: int = steps[0].version
         return version
 
-    def last_move(self) -> int:
-        """Return the number of the change by which an alias moved last; 0 if none did."""
-        query = sa.select(sa.func.max(CHANGES.c.n))
-        where = (CHANGES.c.name == self.name, CHANGES.c.alias != "")
-        return self._connection.scalar(query.where(*where)) or 0
-
-    def last_change(self) -> int:
-        """Return the number of the last publication or move; 0 if there was none."""
+    def last_change(self, *, is_move: bool = False) -> int:
+        """Return the number of the last publication or move, or of the last move; 0 if none."""
         query = sa.select(sa.func.max(CHANGES.c.n)).where(CHANGES.c.name == self.name)
+        if is_move:
+            query = query.where(CHANGES.c.alias != "")
         return self._connection.scalar(query) or 0
 
     def insert(self, **columns: Any) -> Resource:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.adapter import Adaptation, readers
 from lightning_otel.dataset import Store
-from lightning_otel.dataset.batches import read_rollouts
 from lightning_otel.errors import NotFoundError
+from lightning_otel.store.batches import read_rollouts
 from lightning_otel.store.lookup import find_rollout
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, build_span
 from lightning_otel.store.selection import INDEX_COLUMNS, Selection

@@ -15,11 +15,11 @@ from lightning_otel.adapter.selection import Selection, SelectionKeywords
 from lightning_otel.algorithms.exchange.calls import to_agentlightning
 from lightning_otel.algorithms.exchange.client import OUR_ATTEMPT, OUR_ROLLOUT, Client, Found
 from lightning_otel.dataset import Store
-from lightning_otel.dataset.batches import read_batches
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.receivers import Rejected
 from lightning_otel.receivers.documents import span_of
 from lightning_otel.rewards.feedback import write_spans
+from lightning_otel.store.batches import read_batches
 from lightning_otel.store.engines.otlp import UnsendableError, encode_span
 from lightning_otel.types import Mode, Span
 from lightning_otel.types import conventions as c

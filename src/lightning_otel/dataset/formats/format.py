@@ -35,10 +35,9 @@ class UnheldError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Something that a format cannot hold, and why.
+    """Something of a step that a format cannot hold, and why.
 
     Attributes:
-        step: The step it is of.
         reason: Why; after its first ``"; "`` what to do.
         is_row_written: Whether a row stands for the step, without what is left out.
     """
