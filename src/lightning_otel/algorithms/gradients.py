@@ -55,29 +55,20 @@ _KINDS: Final[Mapping[str, str]] = {"VARCHAR": "string", "BOOLEAN": "bool", "DOU
 
 
 class Rows(NamedTuple):
-    """The training rows of a batch.
-
-    Attributes:
-        left: The number of agents' steps that are in none, by reason.
-    """
+    """The training rows of a batch."""
 
     rows: Sequence[Mapping[str, Any]]
-    left: Mapping[str, int]
+    left: Mapping[str, int]  # how many agents' steps are in none, by reason
     metrics: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights that were just written.
-
-    Attributes:
-        name: A name that no other weights have.
-        is_adapter: They are an adapter to the base model alone.
-    """
+    """Weights that were just written."""
 
     folder: Path
-    name: str
-    is_adapter: bool
+    name: str  # that no other weights have
+    is_adapter: bool  # to the base model, rather than whole weights
     base_model: str
 
 

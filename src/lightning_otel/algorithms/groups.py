@@ -12,6 +12,7 @@ from lightning_otel.adapter import Advantage, TripletAdapter
 from lightning_otel.adapter.advantages import Outcome
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.adapter.tokens import NO_IDS, PENALISED, TRUNCATED, notes_of
+from lightning_otel.dataset.formats.format import NO_LOGPROBS
 from lightning_otel.errors import StoreMissingError
 from lightning_otel.store.batches import read_batches
 from lightning_otel.store.selection import INDEX_COLUMNS
@@ -29,7 +30,6 @@ NO_REWARD: Final = "no reward"
 NO_DIFFERENCE: Final = "no difference: all rollouts of its group earned the same"
 LEFT_ALONE: Final = "left alone: the others of its group cannot be used"
 NO_STEPS: Final = "no transitions: no call of a model was recorded, or none is selected"
-NO_LOGPROBS: Final = "no logprobs; ask the server for them: logprobs=True, top_logprobs=0"
 RAW: Final = (
     "logprobs of the wrong mode: raw ones at a temperature other than 1; serve with "
     "--logprobs-mode processed_logprobs, or sample at 1"
@@ -166,8 +166,7 @@ def find_groups(
 ) -> Groups:
     """Return the groups of a store's and a queue's rollouts, without some, the oldest first.
 
-    Rollouts of the queue keep their group; others are grouped by task. Without a mode, those of
-    validation and testing are left out.
+    Without a mode, those of validation and testing are left out.
     """
     choice = query.wanted
     rows = read_judged_members(store, query, without)

@@ -267,12 +267,9 @@ class Evaluation:
     @classmethod
     def of(cls, results: Sequence[RolloutResult], samples: int = 1) -> "Evaluation":
         """Sum up the outcomes of tasks."""
-        rewards = [result.rollout.reward for result in results if result.rollout.reward is not None]
-        reasons = Counter(
-            result.rollout.reason or "no reward"
-            for result in results
-            if result.rollout.reward is None
-        )
+        rollouts = [result.rollout for result in results]
+        rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+        reasons = Counter(item.reason or "no reward" for item in rollouts if item.reward is None)
         mean = statistics.fmean(rewards) if rewards else None
         return cls(mean, results, dict(reasons), samples)
 

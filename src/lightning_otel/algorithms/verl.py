@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from lightning_otel.adapter.rows import rows_of
 from lightning_otel.adapter.tokens import NO_IDS
-from lightning_otel.algorithms.groups import NO_LOGPROBS
 from lightning_otel.dataset import Store
+from lightning_otel.dataset.formats.format import NO_LOGPROBS
 from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError, install_command
 from lightning_otel.state import State
 from lightning_otel.state.queue import Queue
@@ -90,7 +90,7 @@ def register(
 
 
 def read_sampling(terms: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling that verl wants, whole: what is left out, an engine fills in."""
+    """Return the sampling that verl wants, whole: what is left out, an engine fills in."""
     names = (*_SAMPLED, "repetition_penalty")
     return {"min_p": 0.0, **{name: terms[name] for name in names if terms.get(name) is not None}}
 

@@ -232,7 +232,7 @@ class Resources:
             return entry.get(canary.version)
 
     def withdraw(self, name: str, reason: str = "", *, version: int | None = None) -> Resource:
-        """Withdraw the canary, if it is still this version, and keep the reason; return the version.
+        """Withdraw the canary, if it still is this version, and keep the reason; return it.
 
         Running agents follow within two seconds; a rollout that began with it ends with it.
 

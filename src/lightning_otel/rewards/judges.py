@@ -16,6 +16,7 @@ from opentelemetry.instrumentation.utils import suppress_instrumentation
 from lightning_otel.errors import ConfigError, NotInstalledError, install_command
 from lightning_otel.rewards.chat_model import Model, connect_chat
 from lightning_otel.rewards.functions import JudgeError, Score
+from lightning_otel.types.values import parse_json
 
 __all__ = ["Judge", "Score", "exact", "json_schema", "regex", "rubric"]
 
@@ -91,10 +92,7 @@ def exact(path: str = "want", *, name: str = "exact") -> Judge:
 def _is_same(answer: str, expected: object) -> bool:
     if isinstance(expected, str):
         return answer.strip() == expected.strip()
-    try:
-        return bool(json.loads(answer) == expected)
-    except ValueError:
-        return False
+    return bool(parse_json(answer) == expected)
 
 
 def regex(pattern: str, *, name: str = "regex") -> Judge:

@@ -38,8 +38,8 @@ from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.resources import Resources
 from lightning_otel.resources.evidence import check_range
 from lightning_otel.rewards.pending import settle_pending
-from lightning_otel.runner import Hook
 from lightning_otel.runner.agents import agent_of
+from lightning_otel.runner.attempt import Hook
 from lightning_otel.state import State
 from lightning_otel.state.runs import Metric, Runs, TrainingRun
 from lightning_otel.tracing import RewardEvaluator

@@ -39,9 +39,6 @@ def choose_backend(choice: Backend = "auto", *, unfit: str = "") -> Literal["bui
     """Choose the backend from the requested and the installed ones; warn where ``auto`` falls back.
 
     ``unfit`` is the reason why Agent Lightning cannot do what is asked, though it may be installed.
-
-    Raises:
-        ConfigError: There is no such backend, or ``microsoft`` cannot be used.
     """
     if choice not in get_args(Backend):
         raise ConfigError(

@@ -25,7 +25,7 @@ from lightning_otel.dataset.formats.format import (
     attempt,
     other_choices,
 )
-from lightning_otel.messages import read_message
+from lightning_otel.messages import object_of, objects, read_message
 from lightning_otel.messages.chat import tools_of
 from lightning_otel.messages.media import to_text
 from lightning_otel.messages.parts import part_of
@@ -220,7 +220,9 @@ def _add_messages(steps: list[Row], messages: Iterable[Message], note: Note) -> 
             results = [*observed.get("results", ()), *made]
             steps[-1]["observation"] = {**observed, "results": results}
         if not answers or len(answers) < len(parts):
-            steps.append(restore(message_step(message, note), _held_of(message).get("step", {})))
+            steps.append(
+                restore(message_step(message, note), object_of(message.get(KEY)).get("step", {}))
+            )
 
 
 def call_step(step: Transition, note: Note) -> Row:
@@ -333,9 +335,8 @@ def _media_of(part: Mapping[str, Any]) -> Row | None:
 
 def parts_of(message: Message) -> list[Mapping[str, Any]]:
     """Return the parts of a message of the conventions or of the chat API."""
-    held = message.get("parts")
-    parts = held if isinstance(held, list) else read_message(message)["parts"]
-    return [part for part in parts if isinstance(part, Mapping)]
+    parts = message.get("parts")
+    return objects(parts if isinstance(parts, list) else read_message(message)["parts"])
 
 
 def list_calls(document: Mapping[str, Any]) -> list[int]:
@@ -365,13 +366,8 @@ def _key_of(step: Transition) -> tuple[str, str]:
     return step.trace_id, step.span_id
 
 
-def _held(step: Transition) -> Row:
-    return _held_of(step.action[0]) if step.action else {}
-
-
-def _held_of(message: Message) -> Row:
-    held = message.get(KEY)
-    return dict(held) if isinstance(held, Mapping) else {}
+def _held(step: Transition) -> Mapping[str, Any]:
+    return object_of(step.action[0].get(KEY)) if step.action else {}
 
 
 def restore(natural: Row, rest: Mapping[str, Any]) -> Row:
