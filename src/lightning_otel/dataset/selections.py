@@ -70,10 +70,7 @@ class SelectionVersion:
 
 
 class SelectionDiff(NamedTuple):
-    """Span ids of the steps by which a version differs from an earlier one.
-
-    ``changed`` are those with another reward: the earlier one and the later.
-    """
+    """Span ids of steps that two versions do not share, or share with an earlier, later reward."""
 
     added: list[str]
     gone: list[str]

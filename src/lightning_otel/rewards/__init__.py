@@ -64,10 +64,7 @@ def retract(
 
 
 class Judgement(NamedTuple):
-    """A function's judgement of an attempt, or of one of its trajectories.
-
-    ``values`` are rewards by name; ``failure`` is the reason why it could give none.
-    """
+    """A function's judgement of an attempt or trajectory: rewards by name, or why there is none."""
 
     rollout_id: str
     attempt_id: str

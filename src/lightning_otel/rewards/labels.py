@@ -46,10 +46,7 @@ def describe_author(name: str | None = None, author: str | None = None) -> dict[
 
 
 def retract_earlier(store: "Store", spans: Sequence[Span]) -> list[Span]:
-    """Return retractions of the labels whose place new ones take: of one author, name and target.
-
-    Of several new ones the last counts.
-    """
+    """Return retractions of labels that later ones of their author, name and target replace."""
     own: dict[tuple[object, ...], Span] = {}
     retractions = []
     for span in (span for span in spans if c.REWARD_AUTHOR in span.attributes):

@@ -1,7 +1,4 @@
-"""Exchange of spans and rewards with Agent Lightning 0.3's running store, over HTTP.
-
-``choose_backend`` decides if its package can be used here; ``algorithms/microsoft.py`` runs it.
-"""
+"""Exchange of spans and rewards with Agent Lightning 0.3's running store, over HTTP."""
 
 import importlib
 import logging

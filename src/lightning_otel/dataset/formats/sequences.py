@@ -74,10 +74,7 @@ def compared(
 
 
 def make_tokens(trajectories: Iterable[Trajectory], *, threshold: float | None = None) -> Made:
-    """Yield one row for steps whose prompts go on exactly, token by token, from each other.
-
-    Trajectories whose last reward is below the threshold are left out.
-    """
+    """Yield one row for steps whose prompts go on exactly, token by token, from each other."""
     for each in sequences(trajectories):
         if isinstance(each, LeftOut):
             yield each
