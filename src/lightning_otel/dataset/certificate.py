@@ -226,7 +226,6 @@ def _compare(path: Path, statement: Mapping[str, Any], store: "Store | None") ->
 
 
 def _compare_file(path: Path, digest: str, certified: Mapping[str, Any] | None) -> str:
-    """Return what is wrong with a file; empty where nothing is."""
     if not path.is_file():
         return "missing"
     if _digest_file(path) == digest:

@@ -265,7 +265,6 @@ def _count_wanted(con: Reader, where: str, values: list[Any]) -> Report:
 
 
 def _choose_rollouts(con: Reader, selection: Selection) -> tuple[str, list[Any]]:
-    """Return a condition on ``rollout_id``, and its values."""
     where, having, values = make_clauses(con, selection, "rollout_id")
     if not values:
         return "true", []
@@ -274,7 +273,6 @@ def _choose_rollouts(con: Reader, selection: Selection) -> tuple[str, list[Any]]
 
 
 def _choose_steps(con: Reader, selection: Selection) -> Mapping[str, list[Any]]:
-    """Return conditions on steps, each with its values."""
     terms: dict[str, list[Any]] = {}
     if selection.agents:
         names = con.execute("SELECT DISTINCT agent FROM steps").fetchall()

@@ -168,7 +168,6 @@ def _add_text(content: str | list[dict[str, Any]], text: str) -> str | list[dict
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any]:
-    """Return arguments as the object that templates write out."""
     value = parse_json(arguments)
     if not isinstance(value, dict):
         raise UnheldError(_NO_OBJECT)

@@ -82,7 +82,6 @@ class _Chat(NamedTuple):
         return row
 
     def make_answer(self, step: Transition) -> Row:
-        """Return the row of a step, and its origin."""
         if not has_messages(step):
             raise UnheldError(NO_MESSAGES)
         return {**self.make_row((step,), ()), **origin(step, step.reward)}
