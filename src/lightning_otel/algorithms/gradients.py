@@ -309,7 +309,7 @@ class Compared(NamedTuple):
 
 
 def compare_rollouts(batch: Batch, how: Advantage) -> Compared:
-    """Return the trajectories of a batch, each rollout compared with the others of its group."""
+    """Return a batch's trajectories, rollouts compared within their group."""
     groups = {rollout_id: group_id for group_id, ids in batch.groups.items() for rollout_id in ids}
     outcomes: dict[AttemptKey, Outcome] = {}
     for path in batch:
@@ -330,7 +330,7 @@ def compare_rollouts(batch: Batch, how: Advantage) -> Compared:
 def format_rows(
     name: str, trajectories: Iterable[Trajectory], **options: Any
 ) -> tuple[list[dict[str, Any]], Counter[str]]:
-    """Return the rows of a format, and the number of steps that are in none, by reason."""
+    """Return rows of a format, and how many steps are in none, by reason."""
     exclusions: Counter[str] = Counter()
 
     def note(omission: formats.LeftOut) -> None:

@@ -76,7 +76,7 @@ Groups = dict[str, tuple[Member, ...]]
 
 
 def read_members(store: "Store", selection: "Selection") -> dict[str, Member]:
-    """Return the selected rollouts of a store, the oldest first; none if it is not there yet."""
+    """Return a store's selected rollouts, the oldest first; none without a store."""
     ids = None if selection.rollout_ids is None else list(selection.rollout_ids)
     try:
         con = store.source.connect(("spans", "rollouts"), (*INDEX_COLUMNS, "attributes"))
@@ -98,7 +98,7 @@ def read_members(store: "Store", selection: "Selection") -> dict[str, Member]:
 def read_judged_members(
     store: "Store", query: "TransitionQuery", without: Collection[str] = ()
 ) -> dict[str, Member]:
-    """Return the same, those that the store has no reward of as the query's adapter judges them."""
+    """Return the same; the query's adapter judges those without a reward."""
     members = read_members(store, query.wanted)
     silent = {
         key: member
@@ -142,7 +142,7 @@ def find_outcomes(store: "Store", rollouts: Sequence["Rollout"]) -> list["Rollou
 
 
 def make_member(rollout: "Rollout", row: Member | None = None) -> Member:
-    """Return a rollout as the queue knows it, with the reward that the store has by now."""
+    """Return a queue's rollout with the reward that the store has by now."""
     lost = ""
     if rollout.status in ("failed", "cancelled"):
         lost = f"{rollout.status}: {rollout.reason}" if rollout.reason else rollout.status
@@ -188,7 +188,7 @@ def group_rollouts(
     *,
     is_grouped: bool,
 ) -> Groups:
-    """Return rollouts in their groups, of those the queue knows and those that are recorded."""
+    """Return queued and recorded rollouts in their groups."""
     groups: dict[str, list[Member]] = {}
     for rollout_id in rollout_ids:
         rollout = table.get(rollout_id)
@@ -231,7 +231,7 @@ def find_ready(groups: Groups, algorithm: "BaseAlgorithm", before_ns: int) -> Gr
 
 
 class LoadedGroups(NamedTuple):
-    """Rollouts as trajectories: these, the rewards, and why one is of no use, by rollout id."""
+    """Trajectories, rewards, and why a rollout is of no use, by its id."""
 
     trajectories: Mapping[str, Sequence[Trajectory]]
     rewards: Mapping[str, float]

@@ -142,7 +142,7 @@ class PolicyGradient(GradientAlgorithm):
         return ""
 
     def unfit(self, trajectories: Sequence[Trajectory]) -> str:
-        """Return the reason if a rollout was sampled by weights that are too old, or unknown."""
+        """Return the reason if a rollout's weights are too old, or unknown."""
         newest = self._newest_version()
         steps = [step for path in trajectories for step in path.transitions]
         reasons = [self._find_age_fault((step,), newest) for step in steps]
@@ -268,7 +268,7 @@ class PolicyGradient(GradientAlgorithm):
 
 
 def _find_version_lag(steps: tuple[Transition, ...], resource: str, newest: int) -> int | None:
-    """Return the versions between a row's oldest step and the newest; None if one is unknown."""
+    """Return how old a row's oldest step is, in versions; None if unknown."""
     if not newest:
         return 0  # nothing was published yet
     stamps = [

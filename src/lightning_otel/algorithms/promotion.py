@@ -69,7 +69,7 @@ class Fit:
 
     @property
     def withdrawn(self) -> tuple[str, ...]:
-        """Names of the resources whose candidate was worse, and is given to nobody any more."""
+        """Names of the resources whose candidate was worse, and is withdrawn."""
         return self.verdict.withdrawn
 
     def _repr_html_(self) -> str:
@@ -90,7 +90,7 @@ class Fit:
 
 
 def promote(run: "Run") -> Verdict:
-    """Compare a run's candidates with what is live, task by task; promote or withdraw them."""
+    """Compare a run's candidates with what is live; promote or withdraw them."""
     config, resources = run.config, run.resources
     live: dict[str, int] = {}
     withdrawn: list[str] = []

@@ -316,7 +316,7 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
         self._hidden = output.last_hidden_state
 
     def _estimate_values(self, backbone: Any) -> None:
-        """Give each row values, returns and advantages of its steps, which stay as they are."""
+        """Give each row the values, returns and advantages of its steps."""
         rows, size = self.train_dataset, self.args.per_device_train_batch_size
         was_training = self.model.training
         self.model.train(mode=False)

@@ -96,7 +96,7 @@ def read_sampling(terms: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_validation(sampling: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Return whether a prompt belongs to verl's validation, judged by its sampling."""
+    """Return whether verl samples a prompt for validation."""
     held_out = config.get("val_kwargs") or {}
     values = [sampling.get(name) for name in _SAMPLED]
     return values == [held_out.get(name) for name in _SAMPLED] != [config.get(n) for n in _SAMPLED]
@@ -126,7 +126,7 @@ def _model_name(config: Any) -> str:
 
 
 def read_task(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """The task of a rollout: the prompt's messages, and what else its row of the data set says."""
+    """The task of a rollout: the prompt's messages, and the rest of its row."""
     messages = sample.get("raw_prompt")
     if messages is None:
         raise ConfigError(
@@ -151,7 +151,7 @@ def run_rollout(
     timeout_s: float = 600.0,
     response_length: int | None = None,
 ) -> list[Any]:
-    """Run a task by whoever takes it from the queue; gives verl's outputs of what was recorded."""
+    """Have a task run by the queue; return verl's outputs of what was recorded."""
     (rollout,) = queue.put([dict(task)], mode=mode, agent=agent, timeout_s=timeout_s)
     (ended,) = queue.wait([rollout.rollout_id], timeout_s)
     if ended.status != "succeeded":

@@ -83,7 +83,7 @@ class Census:
             self.marks[1] += mark_step(part.step.span_id)
 
     def add_part(self, part: Adaptation) -> None:
-        """Count what the spans of rollouts tell: origins of calls, masks, who gave rewards."""
+        """Count origins of calls, masks, and who gave rewards."""
         self.reports.append(part.report)
         for _, spans, _ in part.parts if self._is_full else ():
             for attributes in (span.attributes for span in spans):
@@ -104,7 +104,7 @@ class Census:
         return counts
 
     def list_reasons(self, *, is_row_written: bool = False) -> dict[str, int]:
-        """Return the reasons for what is in no row, or missing in one, the most frequent first."""
+        """Return reasons for what is left out, the most frequent first."""
         ranked = self.reasons.most_common()
         return {reason: number for (reason, is_row), number in ranked if is_row is is_row_written}
 

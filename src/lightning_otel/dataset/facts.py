@@ -127,7 +127,7 @@ def can_answer(query: "TransitionQuery") -> bool:
 
 
 def _credit_of(adapter: object) -> CreditOptions | None:
-    """Return how an adapter gives credit; None if facts hold nothing of what else it does."""
+    """Return how an adapter gives credit; None if it does what facts do not hold."""
     usual = TripletAdapter()
     if not isinstance(adapter, TripletAdapter) or not isinstance(adapter.credit, str):
         return None
@@ -154,7 +154,6 @@ class FactReader:
         self._con: Reader | None = None
 
     def _connect(self) -> Reader:
-        """Return the connection, with views of the store as it is now."""
         if self._con is None:
             self._con = self._source.connect_overview()
         else:
@@ -164,7 +163,6 @@ class FactReader:
         return self._con
 
     def _revise_steps(self, con: Reader) -> None:
-        """Define ``reading.revised``: the steps with composed rewards and advantages."""
         adapter, columns = self._adapter, list[str]()
         results: dict[str, tuple[float | None, str]] = {}
         if self._is_composed:
@@ -192,7 +190,7 @@ class FactReader:
         return Outcome(key, group_id, start_ns, rewards, value, reason or NO_REWARD, has_steps)
 
     def query_steps(self, *more: str) -> Query:
-        """Return the transitions as rows without bodies, with more columns of ``steps``."""
+        """Return transitions as rows without bodies, with ``more`` columns."""
         con, query = self._connect(), self._query
         where, values = _choose_rollouts(con, query.wanted)
         terms = [where]
@@ -214,7 +212,7 @@ class FactReader:
             yield _make_step(*map(row.__getitem__, _FIELDS))
 
     def read_records(self, *more: str) -> Iterator[dict[str, Any]]:
-        """Yield the transitions as JSON values by column, with more columns of ``steps``."""
+        """Yield transitions as JSON values by column, with ``more`` columns."""
         for row in self.query_steps(*more).dicts():
             for name in _JSON:
                 row[name] = orjson.loads(row[name]) if row[name] is not None else None

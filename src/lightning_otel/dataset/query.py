@@ -126,7 +126,7 @@ class _ForeignAdapter:
         self._adapter = adapter
 
     def explain(self, spans: Iterable[Span], *, incomplete: Incomplete = ()) -> Adaptation:
-        """Adapt the spans, with a report: the adapter's own, or what can be counted of the rest."""
+        """Adapt spans, with the adapter's own report, or what can be counted."""
         if isinstance(self._adapter, ReportingAdapter):
             with _naming_errors(self._name, "failed"):
                 answer: Any = self._adapter.explain(spans, incomplete=incomplete)
@@ -163,7 +163,6 @@ class _ForeignAdapter:
 
 
 def _sum_rewards(paths: Sequence[Trajectory], report: Report) -> Adaptation:
-    """Return what somebody else's adapter made, each trajectory with what its attempt earned."""
     attempts: dict[tuple[str, str], list[Trajectory]] = {}
     for path in paths:
         attempts.setdefault((path.rollout_id, path.attempt_id), []).append(path)
@@ -180,7 +179,7 @@ def _sum_rewards(paths: Sequence[Trajectory], report: Report) -> Adaptation:
 
 
 def _state_reward(path: Trajectory, reward: float | None, steps: Sequence[float]) -> Trajectory:
-    """Return a trajectory with what its attempt earned; whether that was judged as a whole."""
+    """Return a trajectory with its attempt's reward; whether that was judged as a whole."""
     is_judged = reward is not None and not math.isclose(reward, math.fsum(steps))
     values = {field.name: getattr(path, field.name) for field in fields(path)}
     return (JudgedTrajectory if is_judged else Trajectory)(**{**values, "reward": reward})
@@ -281,7 +280,7 @@ class TransitionQuery(NamedTuple):
 
 
 def strip_bodies(step: Transition) -> Transition:
-    """Return the transition without its bodies; a next observation is empty, and None if it was."""
+    """Return a transition without its bodies; no next observation stays None."""
     bodies: dict[str, Any] = {
         name: None if getattr(step, name) is None else () for name in TRANSITION_BODIES
     }

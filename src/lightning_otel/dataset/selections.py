@@ -70,7 +70,7 @@ class SelectionVersion:
 
 
 class SelectionDiff(NamedTuple):
-    """Span ids of steps that two versions do not share, or share with an earlier, later reward."""
+    """Span ids of the steps that differ, and both rewards of what changed."""
 
     added: list[str]
     gone: list[str]
@@ -221,7 +221,7 @@ def _check_reward(store: "Store", steps: Sequence[Any], options: Mapping[str, An
 
 
 def check_frozen(store: "Store", version: SelectionVersion) -> None:
-    """Refuse a version whose steps are gone or have other rewards: spans were deleted, or late."""
+    """Refuse a version whose steps are gone or have other rewards."""
     steps = store.transitions(bodies=False, selection=str(version))
     now = {step.span_id: step.reward for step in steps}
     if now != version.steps:
@@ -253,7 +253,7 @@ def note_export(store: "Store", reference: str, path: object) -> None:
 
 
 def list_uses(store: "Store", rollout_id: str, name: str, given_ns: int) -> dict[str, list[str]]:
-    """Return the versions that a rollout's label of this name and time is in, with their files."""
+    """Return the versions that a label is in, with their files."""
     if store.layout is None:
         return {}
     versions = (

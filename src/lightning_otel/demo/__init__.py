@@ -1,4 +1,4 @@
-"""The offline demo: a toy policy behind an OpenAI-compatible server, and a real agent before it."""
+"""The offline demo: a toy policy behind a server, and a real agent."""
 
 import contextlib
 import math

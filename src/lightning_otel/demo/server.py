@@ -1,4 +1,4 @@
-"""The one fake model: an OpenAI-compatible server on loopback for demo, examples and tests."""
+"""The one fake model: an OpenAI-compatible server for demo, examples and tests."""
 
 from __future__ import annotations
 

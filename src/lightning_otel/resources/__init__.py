@@ -45,7 +45,7 @@ FRESH_S: Final = 1.0
 
 
 class Resources:
-    """The resources of a state; any number of threads and processes publish and read at once."""
+    """The resources of a state, for any number of threads and processes."""
 
     def __init__(self, state: State | None = None) -> None:
         """Use a state, by default beside the default store; nothing is read yet.

@@ -278,7 +278,7 @@ def _score_attempts(
     rows: Mapping[str, Mapping[str, Any]],
     reward_range: tuple[float, float] | None,
 ) -> dict[str, float]:
-    """Return rewards by rollout; a lost one, whatever it was given before, has the lowest."""
+    """Return rewards by rollout; a lost one has the lowest in any case."""
     ids = [attempt.rollout_id for attempt in attempts]
     rewards = {key: rows[key]["reward"] for key in ids if not rows[key]["is_lost"]}
     lowest = reward_range[0] if reward_range else min([0.0, *rewards.values()])
@@ -291,7 +291,7 @@ def _make_units(
     rewards: Mapping[str, float],
     b: int,
 ) -> list[Unit]:
-    """Return rollouts since both versions were used, by their sticky user, session or task."""
+    """Return rollouts since both versions were used, by what they stick to."""
     first_ns = {attempt.version: attempt.start_ns for attempt in reversed(scored)}
     pool = [row for row in scored if row.start_ns >= max(first_ns.values(), default=0)]
     if len({attempt.version for attempt in pool}) < 2:

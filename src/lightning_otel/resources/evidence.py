@@ -44,7 +44,7 @@ Shares: TypeAlias = Mapping[tuple[float, int], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Differences of rewards, as shares of the range's width, and what they say of their mean."""
+    """Differences of rewards, as shares of the range, and their evidence of a mean."""
 
     shares: Shares
     width: float  # of the range

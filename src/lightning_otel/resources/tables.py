@@ -134,7 +134,7 @@ class Entry:
         return list(self._connection.execute(query.where(*where)))
 
     def take_step_back(self) -> int:
-        """Return the version that was live before; what was made live last is no step any more."""
+        """Return the version that was live before; the last step is none any more."""
         self.require()
         steps = self.steps()
         if self.alias(LIVE) is not None:
@@ -185,7 +185,7 @@ class Entry:
         self._note(alias, version, weight, is_step=is_step)
 
     def withdraw(self, reason: str, version: int | None) -> Resource:
-        """Keep that the canary is given to nobody any more, and why; return its version."""
+        """Withdraw the canary, and keep why; return its version."""
         canary = self.alias(CANARY)
         if canary is None:
             self.require()

@@ -64,7 +64,7 @@ def retract(
 
 
 class Judgement(NamedTuple):
-    """A function's judgement of an attempt or trajectory: rewards by name, or why there is none."""
+    """The rewards of an attempt or trajectory by name, or why there is none."""
 
     rollout_id: str
     attempt_id: str
@@ -263,7 +263,7 @@ def _judge_case(judge: RewardFunction, case: Case, applied: Applied) -> Judgemen
 
 
 def _case_id(judge: RewardFunction, case: Case) -> str:
-    """Return the span id of a judgement: it is the same each time the function is asked."""
+    """Return the span id of a judgement: the same each time."""
     where = (case.trajectory.agent, case.trajectory.branch) if judge.judges_each_trajectory else ()
     key = (judge.name, judge.version, case.rollout.rollout_id, case.attempt_id, *where)
     return derive_span_id(json.dumps(key))

@@ -1,4 +1,4 @@
-"""The best version, by rewards, of a category's resource: ``name[category]``, as APO has it."""
+"""The best version by rewards of ``name[category]``, as APO publishes it."""
 
 import math
 import statistics

@@ -310,7 +310,7 @@ def give(
 def _look_up(
     store: Store, feedback: Sequence[Feedback], span_ids: Sequence[str]
 ) -> tuple[dict[int, _Target], dict[str, tuple[float, str]]]:
-    """Return targets by position, and the number and rollout of rewards that are there already."""
+    """Return targets by position, and rewards that are there already."""
     nouns = {piece.noun for piece in feedback}
     columns = (*NARROW_COLUMNS, "attributes") if "conversation" in nouns else INDEX_COLUMNS
     con = store.source.connect(("spans",), columns)

@@ -22,7 +22,6 @@ WHERE author IS NOT NULL AND rollout_id IN (SELECT unnest(?)) ORDER BY start_ns"
 
 
 def _check_word(what: str, text: str) -> str:
-    """Return the name of a score or person without spaces around it; refuse a bad one."""
     word = text.strip()
     if not word or len(word) > _LONGEST or "," in word or not word.isprintable():
         raise ConfigError(
@@ -46,7 +45,7 @@ def describe_author(name: str | None = None, author: str | None = None) -> dict[
 
 
 def retract_earlier(store: "Store", spans: Sequence[Span]) -> list[Span]:
-    """Return retractions of labels that later ones of their author, name and target replace."""
+    """Return retractions of labels that later ones replace."""
     own: dict[tuple[object, ...], Span] = {}
     retractions = []
     for span in (span for span in spans if c.REWARD_AUTHOR in span.attributes):

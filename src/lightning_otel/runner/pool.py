@@ -117,7 +117,7 @@ def _run_others(
     n: int, make: Callable[[int], Runner], start: Callable[[Runner], Any], queue: Queue, stop: Stop,
     is_done: Callable[[], bool],
 ) -> int:  # fmt: skip
-    """Supervise worker processes until the queue is empty; return the number of attempts."""
+    """Supervise processes until the queue is empty; count their attempts."""
     worker_ids: list[str] = []
     members: dict[str, Any] = {}
 

@@ -108,7 +108,7 @@ class Fitting:
 
 
 class Trainer:
-    """Trains an agent: runs it or reads its recorded rollouts, and publishes better resources."""
+    """Trains an agent, run or recorded, and publishes better resources."""
 
     @overload
     def __init__(

@@ -123,7 +123,7 @@ def _make_row(group_id: str, each: Sequence) -> Row:
 
 
 def _row_advantage(row: TrainingRow) -> float | list[float] | None:
-    """The advantage of all that was sampled; one for each token where steps differ, [C]."""
+    """The advantage of what was sampled; by token where steps differ, [C]."""
     values = {step.advantage for step in row.transitions}
     return next(iter(values)) if len(values) == 1 else token_advantages(row)
 
