@@ -24,6 +24,7 @@ import lightning_otel as lo
 from lightning_otel import Store
 from lightning_otel.algorithms import Batch, StepResult, checkpoint, promotion, run
 from lightning_otel.algorithms.grpo import GRPO
+from lightning_otel.algorithms.microsoft import Microsoft
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, NotFoundError, TrainingError
 from lightning_otel.trainer import Trainer
@@ -1027,6 +1028,19 @@ def _no_thread_is_left() -> Iterator[None]:
     yield
     left = [each.name for each in threading.enumerate() if each.name.startswith("lightning-otel")]
     assert left == []
+
+
+def test_algorithms_of_agent_lightning_are_its_backends(
+    install_agentlightning: Install, store: Store
+) -> None:
+    """An instance that it made is taken where it runs, and refused where ours do."""
+    install_agentlightning("0.3.1")
+
+    trainer = Trainer(lambda task: 1.0, object(), backend="microsoft", store=store)
+
+    assert isinstance(trainer.algorithm, Microsoft)
+    with pytest.raises(ConfigError, match=r"algorithm is <object object.*; it must be str"):
+        Trainer(lambda task: 1.0, object(), store=store)
 
 
 def test_hooks_are_refused_by_agent_lightning(

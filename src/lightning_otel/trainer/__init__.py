@@ -53,14 +53,11 @@ log = logging.getLogger(__name__)
 
 __all__ = ["Evaluation", "Fit", "Fitting", "Trainer", "Verdict"]
 
-_TYPES: Final[Mapping[str, Any]] = {
-    "algorithm": str | type[BaseAlgorithm] | BaseAlgorithm,
-    **get_type_hints(
-        TrainingOptions,
-        None,
-        {"Store": Store, "State": State, "Hook": Hook, "RewardEvaluator": RewardEvaluator},
-    ),
-}
+_TYPES: Final[Mapping[str, Any]] = get_type_hints(
+    TrainingOptions,
+    None,
+    {"Store": Store, "State": State, "Hook": Hook, "RewardEvaluator": RewardEvaluator},
+)
 _LEAST: Final = {
     "min_batch_size": 1, "max_iterations": 1, "samples": 1, "workers": 0, "max_attempts": 1
 }  # fmt: skip
@@ -135,7 +132,7 @@ class Trainer:
         Raises:
             ConfigError: An argument cannot be used.
         """
-        check_types({"algorithm": algorithm, **options}, _TYPES)
+        check_types(options, _TYPES)
         settings = dict(options)
         extras = {name: settings.pop(name) for name in options if name not in _TYPES}
         self.algorithm = make_backend_algorithm(
