@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.forwarding.collector import Endpoint
@@ -117,6 +118,13 @@ def server() -> Iterator[DemoServer]:
     """An OpenAI-compatible server on loopback, with a log of all it was asked and answered."""
     with DemoServer() as running:
         yield running
+
+
+@pytest.fixture
+def client(server: DemoServer) -> Iterator[openai.OpenAI]:
+    """A client of that server that does not retry."""
+    with openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as opened:
+        yield opened
 
 
 @pytest.fixture

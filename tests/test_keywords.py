@@ -110,9 +110,10 @@ def test_algorithms_and_stores_check_their_own(store: Store) -> None:
     makers: tuple[tuple[Any, dict[str, Any]], ...] = (
         (get("apo"), {"failure_score": "x"}), (Store, {"path": 5}), (lo.Advantage, {"size": "x"}),
         (lo.Composition, {"weights": 5}), (lo.TripletAdapter, {"gamma": "x"}),
+        (lo.Resources, {"state": store.name}), (lo.Queue, {"state": store.name}),
     )  # fmt: skip
     for make, options in makers:
-        with pytest.raises(ConfigError, match=next(iter(options))):
+        with pytest.raises(ConfigError, match=f"{next(iter(options))} is .*; it must be "):
             make(**options)
     with lo.auto_trace(store=store):
         pass

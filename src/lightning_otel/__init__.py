@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from lightning_otel.rewards.best_version import learned
     from lightning_otel.rewards.feedback import emit_feedback, reward_from_feedback
     from lightning_otel.rewards.worth import Worth
-    from lightning_otel.runner import Hook, Runner, run_workers
     from lightning_otel.runner.agents import LitAgent, Router, llm_rollout, prompt_rollout, rollout
+    from lightning_otel.runner.attempt import Hook
+    from lightning_otel.runner.pool import run_workers
+    from lightning_otel.runner.worker import Runner
     from lightning_otel.state import State
     from lightning_otel.state.queue import Queue
     from lightning_otel.store.follow import Follower
@@ -60,8 +62,10 @@ _HOMES = {
         "rewards.best_version": ("learned",),
         "rewards.feedback": ("emit_feedback", "reward_from_feedback"),
         "rewards.worth": ("Worth",),
-        "runner": ("Hook", "Runner", "run_workers"),
         "runner.agents": ("LitAgent", "Router", "llm_rollout", "prompt_rollout", "rollout"),
+        "runner.attempt": ("Hook",),
+        "runner.pool": ("run_workers",),
+        "runner.worker": ("Runner",),
         "state": ("State",),
         "state.queue": ("Queue",),
         "store.follow": ("Follower",),

@@ -80,6 +80,12 @@ def settings(tmp_path: Path, **more: Any) -> Any:
     return trl.GRPOConfig(**{**plain, **more})
 
 
+def _read_logprobs(model: Any, row: RecordedRow) -> Any:
+    """The log-probabilities of a row's tokens, [C, V]."""
+    ids = torch.tensor([*row["prompt_ids"], *row["completion_ids"]])
+    return torch.log_softmax(model(ids[None]).logits[0, len(row["prompt_ids"]) - 1 : -1], dim=-1)
+
+
 def reference(
     model: Any, rollouts: list[list[RecordedRow]], loss_type: str = "grpo", first: Any = None
 ) -> Any:
@@ -99,11 +105,9 @@ def reference(
     for rollout in rollouts:
         terms = []
         for row in rollout:
-            at = len(row["prompt_ids"])
-            ids = torch.tensor([*row["prompt_ids"], *row["completion_ids"]])
-            logprobs = torch.log_softmax(model(ids[None]).logits[0, at - 1 : -1], dim=-1)
+            logprobs = _read_logprobs(model, row)
             if first is not None:
-                held = torch.log_softmax(first(ids[None]).logits[0, at - 1 : -1], dim=-1).detach()
+                held = _read_logprobs(first, row).detach()
             for place, token in enumerate(row["completion_ids"]):
                 if row["loss_mask"][place]:
                     ratio = torch.exp(logprobs[place, token] - row["logprobs"][place])
@@ -205,18 +209,10 @@ def test_replaying_rows_meets_the_clip(tmp_path: Path) -> None:
     model = tiny.model()
     with torch.no_grad():
         for row in held:
-            ids = torch.tensor([*row["prompt_ids"], *row["completion_ids"]])
-            found = torch.log_softmax(model(ids[None]).logits[0], dim=-1)
-            at = len(row["prompt_ids"]) - 1
-            row["logprobs"] = [
-                float(found[at + place, token]) for place, token in enumerate(row["completion_ids"])
-            ]
-    trainer = RecordedGRPOTrainer(
-        model,
-        settings(tmp_path, optim="adamw_torch", learning_rate=3e-3, num_train_epochs=8),
-        held,
-        processing_class=tiny.tokenizer(),
-    )
+            found = _read_logprobs(model, row)
+            row["logprobs"] = [float(found[n, t]) for n, t in enumerate(row["completion_ids"])]
+    options = settings(tmp_path, optim="adamw_torch", learning_rate=3e-3, num_train_epochs=8)
+    trainer = RecordedGRPOTrainer(model, options, held, processing_class=tiny.tokenizer())
 
     trainer.train()
 
@@ -243,12 +239,6 @@ def test_a_reference_model_holds_it_back(tmp_path: Path) -> None:
     divergence = [each["kl"] for each in trainer.state.log_history if "kl" in each]
     assert divergence[0] == pytest.approx(0.0, abs=1e-6)
     assert divergence[-1] > 1e-5
-
-
-def _read_logprobs(model: Any, row: RecordedRow) -> Any:
-    """The log-probabilities of a row's tokens, [C, V]."""
-    ids = torch.tensor([*row["prompt_ids"], *row["completion_ids"]])
-    return torch.log_softmax(model(ids[None]).logits[0, len(row["prompt_ids"]) - 1 : -1], dim=-1)
 
 
 def _select(row: RecordedRow, logprobs: Any) -> tuple[Any, Any, Any]:

@@ -40,11 +40,11 @@ def test_calculate_refuses_the_rest(expression: str) -> None:
         calculate(expression)
 
 
-def test_solve_loops_over_the_tool(server: DemoServer) -> None:
+def test_solve_loops_over_the_tool(server: DemoServer, client: openai.OpenAI) -> None:
     """The agent calls the calculator, then answers with what it said."""
     server.policy = ToyPolicy({"copy": 100.0})
-    with openai.OpenAI(base_url=server.base_url, api_key="k") as client:
-        answer = solve(client, "What is 17*23?")
+
+    answer = solve(client, "What is 17*23?")
 
     assert answer == "The answer is 391"
     assert len(server.log) == 2

@@ -184,6 +184,63 @@ def test_what_a_format_cannot_hold_is_named(
     assert CHOICES not in given[0].transitions or "'b'" not in str(made.rows)
 
 
+# --- parts that chat has no word for -------------------------------------------------------------
+
+ODD = {"type": "acme.hologram", "data": [1]}
+SEALED = {"type": "reasoning", "content": "", "encrypted_content": "gAAA"}
+DONE = text("done")
+SAYS_A, SAYS_C, IS_ODD = said("user", "a"), said("user", "c"), parts("user", ODD)
+TOLD_S, SAYS_B = said("system", "s"), said("assistant", "b")
+ONE_OK = [{"type": "text", "text": "ok"}, ODD]
+# What was said, the parts of the answer, and the texts of the prompt where there is a row.
+PARTS: dict[str, tuple[list[Any], list[Any], list[str] | None]] = {
+    "beside a text": ([parts("user", text("a"), ODD)], [DONE], ["a"]),
+    "a message of its own": ([SAYS_A, IS_ODD], [DONE], ["a"]),
+    "in a system prompt": ([parts("system", ODD, text("s")), SAYS_A], [DONE], ["s", "a"]),
+    "all that was asked": ([IS_ODD], [DONE], None),
+    "all since an answer": ([SAYS_A, SAYS_B, IS_ODD], [DONE], None),
+    "all before an answer": ([IS_ODD, SAYS_B, SAYS_C], [DONE], None),
+    "in an earlier answer": ([SAYS_A, parts("assistant", text("b"), ODD), SAYS_C], [DONE], None),
+    "all that was asked beside instructions": ([TOLD_S, IS_ODD], [DONE], None),
+    "a result of two": (
+        [SAYS_A, parts("assistant", called("1"), called("2")),
+         parts("tool", result("1", "ok"), result("2", [ODD]))], [DONE], None),
+    "in a result": (
+        [SAYS_A, parts("assistant", called("1")), parts("tool", result("1", ONE_OK))], [DONE],
+        ["a", "", "ok"]),
+    "in the answer": ([SAYS_A], [DONE, ODD], None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["sft", "prompt-completion", "openai-sft"])
+@pytest.mark.parametrize("case", PARTS)
+def test_a_part_without_a_place(case: str, name: str) -> None:
+    """A row without it where the rest can be said, else none; either way it is named."""
+    seen, answer, kept = PARTS[case]
+
+    made = Made(name, path(step(observation=seen, action=(parts("assistant", *answer),))))
+
+    assert made.reasons == {"a part of type 'acme.hologram'"}
+    prompts = [row["prompt"] if "prompt" in row else row["messages"][:-1] for row in made.rows]
+    found = [[turn["content"] or "" for turn in prompt] for prompt in prompts]
+    assert found == ([] if kept is None else [kept])
+
+
+@pytest.mark.parametrize("name", ["sft", "prompt-completion", "openai-sft"])
+def test_an_answer_of_encrypted_reasoning_says_nothing(name: str) -> None:
+    """It trains nothing; beside a text it is left away."""
+    answers = [parts("assistant", SEALED), parts("assistant", SEALED, DONE)]
+
+    made = Made(name, *(path(step(action=(each,), rollout_id=f"r{i}"))
+                        for i, each in enumerate(answers)))  # fmt: skip
+
+    (row,) = made.rows
+    assert (row.get("completion") or row["messages"])[-1] == {
+        "role": "assistant",
+        "content": "done",
+    }
+
+
 # --- rows ----------------------------------------------------------------------------------------
 
 YES, ASKED = {"role": "assistant", "content": "yes"}, {"role": "user", "content": "is it?"}
@@ -333,6 +390,9 @@ ROWS: dict[str, tuple[str, list[Trajectory], dict[str, Any], list[Row]]] = {
         "tokens", [conversation(), path(exact([1], [2]), exact([7], [8], span_id="s2"))], {}, [
             {"input_ids": [1, 2, 3, 4, 5, 6], "labels": [-100, -100, 3, 4, -100, 6]},
             {"input_ids": [1, 2]}, {"input_ids": [7, 8]}]),
+    # Branches run through one step; its tokens have a label in one row alone.
+    "shared tokens are trained once": ("tokens", BRANCHES, {}, [
+        {"labels": [-100, 2, -100, 9]}, *[{"labels": [-100, -100, -100, 9]}] * 2]),
     "grpo has OpenEnv's names": ("grpo", [CHOSEN], {}, [{
         "prompt_token_ids": [1, 2], "completion_token_ids": [3, 4, 5, 6],
         "per_token_logps": [-0.5, -0.5, 0.0, -0.5], "loss_mask": [0, 0, 1, 1, 0, 1],
@@ -343,7 +403,6 @@ ROWS: dict[str, tuple[str, list[Trajectory], dict[str, Any], list[Row]]] = {
     "verl has the names of its agent loop": ("verl", [conversation()], {}, [{
         "prompt_ids": [1, 2], "response_ids": [3, 4, 5, 6], "response_mask": [1, 1, 0, 1],
         "rollout_log_probs": [-0.5, -0.5, 0.0, -0.5], "reward": 1.0}]),
-    "agentlightning is its triplet": ("agentlightning", [path(LINK)], {}, [{"reward": 0.5}]),
 }  # fmt: skip
 
 
@@ -360,13 +419,6 @@ def test_rows_hold_what_was_recorded(case: str) -> None:
     if name == "openai-sft" and given[0].transitions == THOUGHTFUL:
         assert made.reasons == {"reasoning"}
         assert set(made.rows[0]) == {"messages", "tools"}
-
-
-def test_shared_tokens_are_trained_once() -> None:
-    """Branches run through one step; its tokens have a label in one row alone."""
-    rows = Made("tokens", *BRANCHES).rows
-
-    assert sum(label != -100 for row in rows for label in row["labels"]) == 4
 
 
 def test_pairs_stay_in_their_group_and_prompt() -> None:
@@ -392,7 +444,7 @@ def test_agentlightning_is_its_triplet() -> None:
     """Ids, messages of every choice, images, logprobs and metadata."""
     (row,) = Made("agentlightning", path(LINK)).rows
 
-    assert row["prompt"]["token_ids"] == [1]
+    assert (row["reward"], row["prompt"]["token_ids"]) == (0.5, [1])
     assert row["prompt"]["image_urls"] == ["https://example.org/a.png"]
     assert [each["content"] for each in row["response"]["raw_content"]] == ["a", "b"]
     assert row["response"]["logprobs"] == [{"logprob": -0.5}]

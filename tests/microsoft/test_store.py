@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import orjson
 import pytest
+from tests.rewards.test_apply import exact_match
 
 from lightning_otel import (
     Store,
@@ -25,7 +26,6 @@ from lightning_otel import (
 from lightning_otel.algorithms.exchange import hand_over, read_back
 from lightning_otel.algorithms.exchange.client import OUR_ROLLOUT, Client
 from lightning_otel.demo.agent import solve
-from lightning_otel.demo.server import DemoServer
 from lightning_otel.types import conventions as c
 
 if importlib.util.find_spec("agentlightning") is None:
@@ -59,13 +59,10 @@ def theirs() -> Iterator[str]:
 
 
 @pytest.fixture
-def solved(store: Store, server: DemoServer, request: pytest.FixtureRequest) -> str:
+def solved(store: Store, client: openai.OpenAI, request: pytest.FixtureRequest) -> str:
     """A rollout of the demo's agent: two calls with a tool between, token ids, and a reward."""
     name = request.node.name
-    with (
-        openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client,
-        auto_trace(store=store, rollout_id=name, task=TASK, agent="calc", mode="train"),
-    ):
+    with auto_trace(store=store, rollout_id=name, task=TASK, agent="calc", mode="train"):
         answer = solve(client, TASK["question"])
         emit_reward(float(answer == TASK["want"]))
     return name
@@ -223,14 +220,13 @@ def test_its_rewards_come_home(store: Store, solved: str, theirs: str) -> None:
     assert last.rewards["their_judge"] == 0.75
 
 
-def test_its_rollouts_become_ours(store: Store, tmp_path: Path, server: DemoServer) -> None:
+def test_its_rollouts_become_ours(store: Store, tmp_path: Path, client: openai.OpenAI) -> None:
     """Of a rollout that it ran, task, status and spans are read, and functions judge it."""
     with running() as url:
         begun = ask(url, "/rollouts", {"input": TASK, "mode": "val"})
         rollout_id, attempt_id = begun["rollout_id"], begun["attempt"]["attempt_id"]
         elsewhere = Store(tmp_path / "elsewhere.duckdb")
         with (
-            openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client,
             auto_trace(store=elsewhere),
             context(rollout_id=rollout_id, attempt_id=attempt_id, agent="calc"),
         ):
@@ -250,11 +246,6 @@ def test_its_rollouts_become_ours(store: Store, tmp_path: Path, server: DemoServ
     assert steps[-1].reward in (0.0, 1.0)
     (row,) = (row for row in store.rollouts() if row["rollout_id"] == rollout_id)
     assert (row["status"], orjson.loads(row["task"])) == ("succeeded", TASK)
-
-
-def exact_match(task: Mapping[str, str], answer: str) -> float:
-    """Whether the answer is what was wanted."""
-    return float(answer == task["want"])
 
 
 def test_feedback_and_handing_over_agree(store: Store, solved: str, theirs: str) -> None:

@@ -171,7 +171,7 @@ def test_an_iteration_reads_what_is_new_however_large_the_store(
 ) -> None:
     """Of a store with many old rollouts a round of training reads the spans of its own alone."""
     read = 0
-    real = resolve_name("lightning_otel.dataset.batches:build_span")
+    real = resolve_name("lightning_otel.store.selection:build_span")
 
     def counting(record: Any) -> Any:
         nonlocal read
@@ -189,7 +189,7 @@ def test_an_iteration_reads_what_is_new_however_large_the_store(
     store.settle()
     since = max(span.start_ns for span in store.spans(rollout_id=last)) + 1
     new = set(work(3))
-    monkeypatch.setattr("lightning_otel.dataset.batches.build_span", counting)
+    monkeypatch.setattr("lightning_otel.store.selection.build_span", counting)
 
     steps = store.transitions(since=since).rows()
 

@@ -2,21 +2,20 @@
 
 import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from tests.plot.made import fill
+from tests.trainer.made import Better, polite
 
-from lightning_otel import Progress, Store, emit_action, plot_training_metrics
-from lightning_otel.algorithms import BaseAlgorithm, Batch, StepResult
+from lightning_otel import Progress, Store, plot_training_metrics
 from lightning_otel.errors import ConfigError, NotFoundError, StoreMissingError
 from lightning_otel.state import State
 from lightning_otel.state.runs import Runs
 from lightning_otel.state.tables import METRICS
 from lightning_otel.trainer import Trainer
-from lightning_otel.types import Resource
 from lightning_otel.views.plot import Chart
 
 
@@ -148,26 +147,12 @@ def test_where_nothing_is_nothing_is_drawn(store: Store) -> None:
         drawn(store, (), runs="@last")
 
 
-class _Better(BaseAlgorithm):
-    """Makes the prompt one word longer at each step."""
-
-    def train_step(self, batch: Batch) -> StepResult:
-        return StepResult({"loss": 1 / batch.number}, {"prompt": "good " * (batch.number + 1)})
-
-
-def _polite(task: object, resources: Mapping[str, Resource]) -> float:
-    """Earn a tenth for each good word."""
-    prompt = resources["prompt"].format()
-    emit_action("say", prompt)
-    return prompt.count("good") / 10
-
-
 def test_a_real_run_is_drawn_by_step_and_by_version(store: Store) -> None:
     """What the trainer logs and stamps is what the curves show, and its progress is told."""
     stream = io.StringIO()
     with Progress(stream=stream) as progress:
         Trainer(
-            _polite, _Better(), store=store, resources={"prompt": "good"}, max_iterations=3,
+            polite, Better(), store=store, resources={"prompt": "good"}, max_iterations=3,
             progress=progress,
         ).fit(["a", "b"])  # fmt: skip
 

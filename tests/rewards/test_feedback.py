@@ -17,7 +17,6 @@ from lightning_otel import (
     emit_reward,
     reward_from_feedback,
 )
-from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, NotFoundError, StoreMissingError
 from lightning_otel.types import conventions as c
 
@@ -103,15 +102,14 @@ def test_feedback_that_cannot_be_is_refused(said: dict[str, Any], fault: str) ->
 
 
 @pytest.fixture
-def calls(store: Store, server: DemoServer) -> list[dict[str, Any]]:
+def calls(store: Store, client: openai.OpenAI) -> list[dict[str, Any]]:
     """The first of two real calls of each of four rollouts in the store."""
-    with openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
-        for name in ("r1", "r2", "r3", "r4"):
-            with auto_trace(store=store, rollout_id=name):
-                for text in ("hi", "ho"):
-                    client.chat.completions.create(
-                        model="toy", messages=[{"role": "user", "content": text}]
-                    )
+    for name in ("r1", "r2", "r3", "r4"):
+        with auto_trace(store=store, rollout_id=name):
+            for text in ("hi", "ho"):
+                client.chat.completions.create(
+                    model="toy", messages=[{"role": "user", "content": text}]
+                )
     store.writer().seal()
     return store.sql("SELECT * FROM calls ORDER BY start_ns").rows()[::2]
 

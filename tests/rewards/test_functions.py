@@ -26,7 +26,6 @@ from lightning_otel import (
     emit_reward,
 )
 from lightning_otel.adapter import TripletAdapter, advantages
-from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError
 from lightning_otel.messages import message, text_part
 from lightning_otel.rewards.functions import Case, Failure, RewardFunction
@@ -190,12 +189,9 @@ def test_what_cannot_be_known_is_told() -> None:
         Price(input=1.0, output=-1.0)
 
 
-def test_worth_is_applied_to_what_is_stored(store: Store, server: DemoServer) -> None:
+def test_worth_is_applied_to_what_is_stored(store: Store, client: openai.OpenAI) -> None:
     """After the functions it builds on it is applied as they are, to real calls."""
-    with (
-        openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client,
-        auto_trace(store=store, rollout_id="r1"),
-    ):
+    with auto_trace(store=store, rollout_id="r1"):
         client.chat.completions.create(model="toy", messages=[{"role": "user", "content": "hi"}])
         emit_reward("ok", 1.0)
     with auto_trace(store=store, rollout_id="r2"):

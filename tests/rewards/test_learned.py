@@ -11,7 +11,6 @@ from tests.viewer.browsing import KEY
 from tests.viewer.client import Asking
 
 from lightning_otel import Resources, Store, auto_trace, emit_action, emit_reward, learned
-from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.state import State
 
@@ -105,20 +104,18 @@ def test_unknown_category_gets_what_all_have(store: Store, resources: Resources)
         learned("image", resources=resources, store=store, min_rollouts=0)
 
 
-def test_model_limits_what_counts(store: Store, resources: Resources, server: DemoServer) -> None:
+def test_model_limits_what_counts(
+    store: Store, resources: Resources, client: openai.OpenAI
+) -> None:
     """Rewards that another model earned say nothing of this one."""
-    earn(store, "system_prompt[image]", 2, [1.0, 1.0, 1.0])
-    with openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
-        for index in range(3):
-            with auto_trace(
-                store=store,
-                rollout_id=f"toy-{index}",
-                resources={"*": {"system_prompt[image]": "1"}},
-            ):
-                client.chat.completions.create(
-                    model="toy", messages=[{"role": "user", "content": "hi"}]
-                )
-                emit_reward(0.25)
+    name = "system_prompt[image]"
+    earn(store, name, 2, [1.0, 1.0, 1.0])
+    for _ in range(3):
+        with auto_trace(store=store, resources={"*": {name: "1"}}):
+            client.chat.completions.create(
+                model="toy", messages=[{"role": "user", "content": "hi"}]
+            )
+            emit_reward(0.25)
 
     found = learned("image", model="toy*", resources=resources, store=store)
 

@@ -399,7 +399,7 @@ def test_forked_child_is_a_worker_of_its_own(store: Store, queue: Queue) -> None
 
 
 def test_unchanged_agent_is_given_its_resources_in_its_requests(
-    store: Store, queue: Queue, server: DemoServer
+    store: Store, queue: Queue, server: DemoServer, client: openai.OpenAI
 ) -> None:
     """Where that is asked for; the version a rollout is pinned to goes before the live one."""
     resources = Resources(queue.state)
@@ -407,14 +407,8 @@ def test_unchanged_agent_is_given_its_resources_in_its_requests(
         resources.publish("system_prompt", text, alias="live")
 
     def agent(task: str) -> float:
-        with openai.OpenAI(base_url=server.base_url, api_key="none") as client:
-            client.chat.completions.create(
-                model="toy",
-                messages=[
-                    {"role": "system", "content": "Be."},
-                    {"role": "user", "content": task},
-                ],
-            )
+        said: Any = [{"role": "system", "content": "Be."}, {"role": "user", "content": task}]
+        client.chat.completions.create(model="toy", messages=said)
         return 1.0
 
     how: dict[str, Any] = {"store": store, "queue": queue, "resources": resources}

@@ -9,11 +9,11 @@ from typing import Any
 
 from tests.adapter.forest import call_attributes, token_attributes
 
-from lightning_otel import Store
+from lightning_otel import Store, emit_action
 from lightning_otel.adapter.agent_patterns import resources_text
 from lightning_otel.algorithms import BaseAlgorithm, Batch, StepResult
 from lightning_otel.tracing.emitters import reward_span
-from lightning_otel.types import Span
+from lightning_otel.types import Resource, Span
 from lightning_otel.types import conventions as c
 
 _SECOND_NS = 1_000_000_000
@@ -111,3 +111,27 @@ class Ledger(BaseAlgorithm):
     def load(self, folder: Path) -> None:
         """What the file says is what the state says."""
         assert (folder / "rows.txt").read_text() == "\n".join(self.rows)
+
+
+class Better(Ledger):
+    """Makes the prompt one word longer at each step."""
+
+    def train_step(self, batch: Batch) -> StepResult:
+        """Take the rows, and publish a longer prompt."""
+        super().train_step(batch)
+        return StepResult({"loss": 1 / batch.number}, {"prompt": "good " * (batch.number + 1)})
+
+
+def polite(task: Any, resources: Mapping[str, Resource]) -> float:
+    """Earn a tenth for each good word."""
+    prompt = resources["prompt"].format()
+    emit_action("say", prompt)
+    return prompt.count("good") / 10
+
+
+class Seeing(Ledger):
+    """Learns nothing, and keeps the latest batch that it was given."""
+
+    def train_step(self, batch: Batch) -> StepResult:
+        self.batch = batch
+        return StepResult()

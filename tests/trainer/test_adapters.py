@@ -5,12 +5,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from tests.trainer.made import Ledger, record, spans_of
+from tests.trainer.made import Seeing, record, spans_of
 
 import lightning_otel as lo
 from lightning_otel import Store, TripletAdapter
 from lightning_otel.adapter import Adaptation
-from lightning_otel.algorithms import Batch
 from lightning_otel.types import Span, Trajectory
 
 
@@ -57,15 +56,6 @@ class Inherited(TripletAdapter):
 ADAPTERS: Final[list[Any]] = [judge_steps, judge_whole, Plain(), Reporting(), Inherited()]
 
 
-class Look(Ledger):
-    """Keeps what it was given."""
-
-    batches: list[Batch]
-
-    def train_step(self, batch: Batch) -> None:  # type: ignore[override]  # it learns nothing
-        self.batches = [batch]
-
-
 def act(task: str) -> None:
     """Say something, for no reward."""
     lo.emit_action("say", task)
@@ -76,19 +66,19 @@ def act(task: str) -> None:
 def test_rewards_of_an_adapter_count(store: Store, adapter: Any, is_set: bool) -> None:
     """Of recorded rollouts, rewarded or not; of tasks; of an evaluation; in exports."""
     record(store, {"t": [0.25, None], "u": [1.0]})
-    algorithm = Look(2)
+    algorithm = Seeing(2)
     if is_set:
         algorithm.set_adapter(adapter)
     select = {} if is_set else {"adapter": adapter}
 
     lo.Trainer(store=store, algorithm=algorithm, min_batch_size=2, select=select).fit()
 
-    assert algorithm.batches[0].rewards == {"r0-t": 2.25, "r1-t": 2.0}
+    assert algorithm.batch.rewards == {"r0-t": 2.25, "r1-t": 2.0}
     rows = list(store.rows("sft", adapter=adapter, threshold=1.5))
     assert sorted(row["reward"] for row in rows) == [2.0, 2.25, 3.0]
     acting = lo.Trainer(act, algorithm, store=store, select=select)
     acting.fit(["a", "a"])
-    assert set(algorithm.batches[0].rewards.values()) == {2.0}
+    assert set(algorithm.batch.rewards.values()) == {2.0}
     assert acting.evaluate(["b"]).reward == 2.0
 
 
@@ -97,12 +87,12 @@ def test_batches_give_one_float_a_span(store: Store, adapter: Any) -> None:
     """In the spans' order, 0.0 without one; what no step earned stands at the rollout's start."""
     record(store, {"t": [0.25, 0.5]})
     store.add([span for span in spans_of("own", "t", 0.5) if span.name != "chat toy"])
-    algorithm = Look()
+    algorithm = Seeing()
     algorithm.needs_steps = False
 
     lo.Trainer(store=store, algorithm=algorithm, select={"adapter": adapter}).fit()
 
-    (batch,) = algorithm.batches
+    batch = algorithm.batch
     spans, rewards = batch["spans"], batch["rewards"]
     assert sum(rewards) == pytest.approx(sum(batch.rewards.values()))
     pairs = zip(spans, rewards, strict=True)

@@ -17,26 +17,18 @@ import openai
 import pytest
 from tests.conftest import Install
 from tests.trainer.kills import forked
-from tests.trainer.made import Ledger, record, reward_later, spans_of
+from tests.trainer.made import Better, Ledger, Seeing, polite, record, reward_later, spans_of
 from tests.waiting import wait_until
 
 import lightning_otel as lo
 from lightning_otel import Store
 from lightning_otel.algorithms import Batch, StepResult, checkpoint, promotion, run
 from lightning_otel.algorithms.grpo import GRPO
+from lightning_otel.algorithms.microsoft import Microsoft
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, NotFoundError, TrainingError
 from lightning_otel.trainer import Trainer
 from lightning_otel.types import Resource, Rollout, Trajectory
-
-
-class Better(Ledger):
-    """Makes the prompt one word longer at each step."""
-
-    def train_step(self, batch: Batch) -> StepResult:
-        """Take the rows, and publish a longer prompt."""
-        super().train_step(batch)
-        return StepResult({"loss": 0.5}, {"prompt": "good " * (batch.number + 1)})
 
 
 class Worse(Ledger):
@@ -44,13 +36,6 @@ class Worse(Ledger):
 
     def train_step(self, batch: Batch) -> StepResult:
         return StepResult({}, {"prompt": "bad"})
-
-
-def polite(task: Any, resources: Mapping[str, Resource]) -> float:
-    """Earn a tenth for each good word."""
-    prompt = resources["prompt"].format()
-    lo.emit_action("say", prompt)
-    return prompt.count("good") / 10
 
 
 def test_fit_learns_from_tasks_and_publishes_as_canary(store: Store) -> None:
@@ -178,8 +163,9 @@ def test_live_traffic_decides(store: Store, better: int, is_shared: bool) -> Non
 
 @pytest.mark.parametrize("apply", [True, None])
 def test_unchanged_agent_is_trained_through_its_requests(
-    store: Store, server: DemoServer, monkeypatch: pytest.MonkeyPatch, apply: bool | None
-) -> None:
+    store: Store, server: DemoServer, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch,
+    apply: bool | None,
+) -> None:  # fmt: skip
     """It takes a task and nothing else; each version reaches the server, where apply is on."""
     monkeypatch.delenv("LIGHTNING_OTEL_APPLY", raising=False)
 
@@ -189,9 +175,8 @@ def test_unchanged_agent_is_trained_through_its_requests(
             return StepResult({}, {"system_prompt": text})
 
     def unchanged(task: str) -> float:
-        with openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
-            said: Any = [{"role": "system", "content": "own"}, {"role": "user", "content": task}]
-            client.chat.completions.create(model="toy", messages=said)
+        said: Any = [{"role": "system", "content": "own"}, {"role": "user", "content": task}]
+        client.chat.completions.create(model="toy", messages=said)
         request = server.log[-1].request or {}
         return str(request["messages"][0]["content"]).count("good") / 10
 
@@ -323,19 +308,13 @@ def test_group_waits_until_it_is_whole(store: Store) -> None:
 
 def test_groups_of_another_trainer_stay_groups(store: Store) -> None:
     """What was run as samples of one task at one step is compared by whoever learns from it."""
-    seen: list[Batch] = []
-
-    class Seeing(Ledger):
-        def train_step(self, batch: Batch) -> StepResult:
-            seen.append(batch)
-            return StepResult()
-
+    algorithm = Seeing(2)
     first = Trainer(polite, Ledger(2), store=store, resources={"prompt": "x"}, max_iterations=2)
     first.fit(["a"])
-    Trainer(store=store, algorithm=Seeing(2)).fit()
+    fit = Trainer(store=store, algorithm=algorithm).fit()
 
-    (batch,) = seen
-    assert [len(ids) for ids in batch.groups.values()] == [2, 2]
+    assert fit.run.step == 1
+    assert [len(ids) for ids in algorithm.batch.groups.values()] == [2, 2]
 
 
 def test_rest_of_a_queued_group_is_counted(store: Store) -> None:
@@ -652,20 +631,14 @@ def test_rollouts_of_a_step_that_are_of_no_use_are_told_of(store: Store) -> None
 
 def test_advantages_compare_the_rollouts_of_the_batch(store: Store) -> None:
     """Groups are those that were claimed, whatever else the store holds."""
-    seen: list[Batch] = []
-
-    class Seeing(Ledger):
-        def train_step(self, batch: Batch) -> StepResult:
-            seen.append(batch)
-            return StepResult()
-
     record(store, {"t": [0.0, 1.0, 2.0], "u": [5.0]})
+    algorithm = Seeing(2)
 
     Trainer(
-        store=store, algorithm=Seeing(2), max_iterations=1, select={"advantage": "dr_grpo"}
+        store=store, algorithm=algorithm, max_iterations=1, select={"advantage": "dr_grpo"}
     ).fit()
 
-    (batch,) = seen
+    batch = algorithm.batch
     found = {p.rollout_id: p.transitions[0].advantage for p in batch}
     assert found == {"r0-t": -1.0, "r1-t": 0.0, "r2-t": 1.0}
     assert batch.rewards == {"r0-t": 0.0, "r1-t": 1.0, "r2-t": 2.0}
@@ -1055,6 +1028,19 @@ def _no_thread_is_left() -> Iterator[None]:
     yield
     left = [each.name for each in threading.enumerate() if each.name.startswith("lightning-otel")]
     assert left == []
+
+
+def test_algorithms_of_agent_lightning_are_its_backends(
+    install_agentlightning: Install, store: Store
+) -> None:
+    """An instance that it made is taken where it runs, and refused where ours do."""
+    install_agentlightning("0.3.1")
+
+    trainer = Trainer(lambda task: 1.0, object(), backend="microsoft", store=store)
+
+    assert isinstance(trainer.algorithm, Microsoft)
+    with pytest.raises(ConfigError, match=r"algorithm is <object object.*; it must be str"):
+        Trainer(lambda task: 1.0, object(), store=store)
 
 
 def test_hooks_are_refused_by_agent_lightning(

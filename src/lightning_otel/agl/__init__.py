@@ -26,7 +26,7 @@ _HOMES: Final = {
     "LightningTracer": "agl.tracer:Tracer",
     "LightningTrainingRequest": "agl.trainer",
     "LightningTrainingResult": "trainer:Fit",
-    "LitAgentRunner": "runner:Runner",
+    "LitAgentRunner": "runner.worker:Runner",
     "LlmProxyTraceToTriplet": "adapter:TripletAdapter",
     "MemoryLightningStore": "agl.store",
     "MicrosoftLightningStore": "agl.store",

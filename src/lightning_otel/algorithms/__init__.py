@@ -12,6 +12,7 @@ from lightning_otel.adapter.rows import rows_of, token_advantages
 from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult, name_of, unknown_option
 from lightning_otel.dataset.registry import Registry
 from lightning_otel.errors import ConfigError
+from lightning_otel.types.values import check_types
 
 if TYPE_CHECKING:
     from lightning_otel.algorithms.options import Backend
@@ -78,9 +79,10 @@ def get(name: str) -> type[BaseAlgorithm]:
 
 
 def make_algorithm(
-    algorithm: "str | type[BaseAlgorithm] | BaseAlgorithm", **options: Any
+    algorithm: str | type[BaseAlgorithm] | BaseAlgorithm, **options: Any
 ) -> BaseAlgorithm:
     """Make an algorithm of its name or class; configure an instance."""
+    check_types({"algorithm": algorithm}, make_algorithm.__annotations__)
     if isinstance(algorithm, str):
         algorithm = get(algorithm)
     if isinstance(algorithm, type):

@@ -27,7 +27,7 @@ TARGET: Final = "system_prompt"
 
 
 def unknown_option(algorithm: type, name: str, others: Iterable[str], more: str) -> ConfigError:
-    """Return the error for an unknown option; it names the nearest, or describes the ``rest``."""
+    """Return the error for an unknown option; it names the nearest."""
     parameters = inspect.signature(algorithm).parameters.values()
     args = [item.name for item in parameters if item.kind is not item.VAR_KEYWORD]
     options = [*args, *others, *TrainingOptions.__annotations__]

@@ -6,7 +6,7 @@ from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult
 
 
 class Baseline(BaseAlgorithm):
-    """Runs the tasks, or reads what was recorded, and reports the mean reward of each batch."""
+    """Runs tasks or reads what was recorded; reports mean rewards."""
 
     name: ClassVar[str] = "baseline"
     needs_steps = False
@@ -16,7 +16,7 @@ class Baseline(BaseAlgorithm):
         self._sum = 0.0
 
     def train_step(self, batch: Batch) -> StepResult:
-        """The mean reward so far; that of the batch is measured of every algorithm."""
+        """Return the mean reward so far."""
         self._rollouts += len(batch.rewards)
         self._sum += sum(batch.rewards.values())
         return StepResult({"mean_reward": self._sum / max(self._rollouts, 1)})

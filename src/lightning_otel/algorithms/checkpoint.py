@@ -25,7 +25,7 @@ _HEADER: Final = "checkpoint.json"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """An algorithm's state after a step, with the versions that the run had made by then."""
+    """An algorithm's state after a step, and the versions made by then."""
 
     algorithm: str
     run_id: str
@@ -120,7 +120,7 @@ def read(folder: Path, algorithm: str = "") -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The start of a run: the run that goes on, the checkpoint that is read, and its content."""
+    """The start of a run: its predecessor, the checkpoint, and its content."""
 
     run: "TrainingRun | None" = None
     folder: Path | None = None
@@ -128,7 +128,7 @@ class Origin:
 
 
 def find_origin(runs: "Runs", place: str | os.PathLike[str], algorithm: str) -> Origin:
-    """Find the start that a run's id, its beginning, ``@last`` or a checkpoint's folder names."""
+    """Find the start of a run's id, its beginning, ``@last`` or a checkpoint's folder."""
     path = Path(place)
     if path.is_dir():
         point = read(path, algorithm)

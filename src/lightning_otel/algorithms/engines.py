@@ -78,10 +78,7 @@ class VLLM:
         return {self._endpoint: body}
 
     def _list_adapters(self, weights: Weights) -> list[str]:
-        """List the loaded adapters of the same resource, the oldest first, as the server has them.
-
-        So none is forgotten when the trainer is started again.
-        """
+        # As the server has them: none is forgotten when the trainer is started again.
         resource = weights.name.rsplit("-", 2)[0]
         models = json.loads(self._send(f"{self._base_url}/models"))["data"]
         names = [str(model["id"]) for model in models]

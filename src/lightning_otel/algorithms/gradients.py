@@ -55,29 +55,20 @@ _KINDS: Final[Mapping[str, str]] = {"VARCHAR": "string", "BOOLEAN": "bool", "DOU
 
 
 class Rows(NamedTuple):
-    """The training rows of a batch.
-
-    Attributes:
-        left: The number of agents' steps that are in none, by reason.
-    """
+    """The training rows of a batch."""
 
     rows: Sequence[Mapping[str, Any]]
-    left: Mapping[str, int]
+    left: Mapping[str, int]  # how many agents' steps are in none, by reason
     metrics: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights that were just written.
-
-    Attributes:
-        name: A name that no other weights have.
-        is_adapter: They are an adapter to the base model alone.
-    """
+    """Weights that were just written."""
 
     folder: Path
-    name: str
-    is_adapter: bool
+    name: str  # that no other weights have
+    is_adapter: bool  # to the base model, rather than whole weights
     base_model: str
 
 
@@ -318,7 +309,7 @@ class Compared(NamedTuple):
 
 
 def compare_rollouts(batch: Batch, how: Advantage) -> Compared:
-    """Return the trajectories of a batch, each rollout compared with the others of its group."""
+    """Return a batch's trajectories, rollouts compared within their group."""
     groups = {rollout_id: group_id for group_id, ids in batch.groups.items() for rollout_id in ids}
     outcomes: dict[AttemptKey, Outcome] = {}
     for path in batch:
@@ -339,7 +330,7 @@ def compare_rollouts(batch: Batch, how: Advantage) -> Compared:
 def format_rows(
     name: str, trajectories: Iterable[Trajectory], **options: Any
 ) -> tuple[list[dict[str, Any]], Counter[str]]:
-    """Return the rows of a format, and the number of steps that are in none, by reason."""
+    """Return rows of a format, and how many steps are in none, by reason."""
     exclusions: Counter[str] = Counter()
 
     def note(omission: formats.LeftOut) -> None:

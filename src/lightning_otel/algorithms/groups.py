@@ -12,10 +12,9 @@ from lightning_otel.adapter import Advantage, TripletAdapter
 from lightning_otel.adapter.advantages import Outcome
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.adapter.tokens import NO_IDS, PENALISED, TRUNCATED, notes_of
-from lightning_otel.dataset.batches import read_batches
-from lightning_otel.dataset.query import judges_otherwise
+from lightning_otel.dataset.formats.format import NO_LOGPROBS
 from lightning_otel.errors import StoreMissingError
-from lightning_otel.store.selection import INDEX_COLUMNS
+from lightning_otel.store.selection import INDEX_COLUMNS, read_batches
 from lightning_otel.types import Span, Trajectory, Transition
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ NO_REWARD: Final = "no reward"
 NO_DIFFERENCE: Final = "no difference: all rollouts of its group earned the same"
 LEFT_ALONE: Final = "left alone: the others of its group cannot be used"
 NO_STEPS: Final = "no transitions: no call of a model was recorded, or none is selected"
-NO_LOGPROBS: Final = "no logprobs; ask the server for them: logprobs=True, top_logprobs=0"
 RAW: Final = (
     "logprobs of the wrong mode: raw ones at a temperature other than 1; serve with "
     "--logprobs-mode processed_logprobs, or sample at 1"
@@ -77,7 +75,7 @@ Groups = dict[str, tuple[Member, ...]]
 
 
 def read_members(store: "Store", selection: "Selection") -> dict[str, Member]:
-    """Return the selected rollouts of a store, the oldest first; none if it is not there yet."""
+    """Return a store's selected rollouts, the oldest first; none without a store."""
     ids = None if selection.rollout_ids is None else list(selection.rollout_ids)
     try:
         con = store.source.connect(("spans", "rollouts"), (*INDEX_COLUMNS, "attributes"))
@@ -99,17 +97,19 @@ def read_members(store: "Store", selection: "Selection") -> dict[str, Member]:
 def read_judged_members(
     store: "Store", query: "TransitionQuery", without: Collection[str] = ()
 ) -> dict[str, Member]:
-    """Return the same, those that the store has no reward of as the query's adapter judges them."""
+    """Return the same; the query's adapter judges those without a reward."""
     members = read_members(store, query.wanted)
     silent = {
         key: member
         for key, member in members.items()
         if member.is_over and not member.lost and member.reward is None and key not in without
     }
-    if silent and judges_otherwise(query.adapter):
+    adapter = query.adapter
+    # Only of our own rule do the store's views know the rewards.
+    if silent and (not isinstance(adapter, TripletAdapter) or adapter.is_reward is not None):
         selection = replace(query.wanted, rollout_ids=tuple(silent))
         for spans in read_batches(store.source, selection):
-            outcomes = query.adapter.explain(query.wanted.spans(spans)).outcomes
+            outcomes = adapter.explain(query.wanted.spans(spans)).outcomes
             for key, reward in _match_rewards(outcomes, silent).items():
                 members[key] = silent[key]._replace(reward=reward)
     return members
@@ -141,7 +141,7 @@ def find_outcomes(store: "Store", rollouts: Sequence["Rollout"]) -> list["Rollou
 
 
 def make_member(rollout: "Rollout", row: Member | None = None) -> Member:
-    """Return a rollout as the queue knows it, with the reward that the store has by now."""
+    """Return a queue's rollout with the reward that the store has by now."""
     lost = ""
     if rollout.status in ("failed", "cancelled"):
         lost = f"{rollout.status}: {rollout.reason}" if rollout.reason else rollout.status
@@ -165,8 +165,7 @@ def find_groups(
 ) -> Groups:
     """Return the groups of a store's and a queue's rollouts, without some, the oldest first.
 
-    Rollouts of the queue keep their group; others are grouped by task. Without a mode, those of
-    validation and testing are left out.
+    Without a mode, those of validation and testing are left out.
     """
     choice = query.wanted
     rows = read_judged_members(store, query, without)
@@ -188,7 +187,7 @@ def group_rollouts(
     *,
     is_grouped: bool,
 ) -> Groups:
-    """Return rollouts in their groups, of those the queue knows and those that are recorded."""
+    """Return queued and recorded rollouts in their groups."""
     groups: dict[str, list[Member]] = {}
     for rollout_id in rollout_ids:
         rollout = table.get(rollout_id)
@@ -231,7 +230,7 @@ def find_ready(groups: Groups, algorithm: "BaseAlgorithm", before_ns: int) -> Gr
 
 
 class LoadedGroups(NamedTuple):
-    """Rollouts as trajectories: these, the rewards, and why one is of no use, by rollout id."""
+    """Trajectories, rewards, and why a rollout is of no use, by its id."""
 
     trajectories: Mapping[str, Sequence[Trajectory]]
     rewards: Mapping[str, float]

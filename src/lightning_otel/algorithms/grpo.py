@@ -37,7 +37,7 @@ class GRPO(PolicyGradient):
         return compare_rollouts(batch, self._how)
 
     def explain_useless(self, row: TrainingRow) -> str | None:
-        """Return the reason if a row's rollout earned as much as its group, or was not compared."""
+        """Return the reason if a row's rollout earned as much as its group."""
         if any(step.advantage is None for step in row.transitions):
             return None
         return "" if any(step.advantage for step in row.transitions) else NO_DIFFERENCE

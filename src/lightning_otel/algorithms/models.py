@@ -60,7 +60,7 @@ def hide_bars() -> Iterator[None]:
 
 
 def precision_settings() -> dict[str, bool]:
-    """Return what a machine without an accelerator needs; TRL asks for bfloat16 on one."""
+    """Return what a CPU needs; TRL asks for bfloat16 on an accelerator."""
     if library("torch").accelerator.is_available():
         return {}
     return {"use_cpu": True, "bf16": False}
@@ -99,7 +99,7 @@ def load_tokenizer(model: Any, tokenizer: Any) -> Any:
 
 
 def add_adapter(model: Any, peft_config: Any) -> Any:
-    """Return the model with an adapter to be trained, all else of it frozen; None adds none."""
+    """Return the model with an adapter to train, all else frozen; None adds none."""
     if peft_config is None:
         return model
     peft = library("peft")
@@ -170,7 +170,7 @@ def publish(model: Any, tokenizer: Any, folder: Path) -> str:
 
 
 def remove_old(run: "Run", resource: str, count: int) -> None:
-    """Delete a run's weights but the newest that nothing names, by their folder or their name."""
+    """Delete a run's weights but the newest and those that something names."""
     used = json.dumps([version.body for version in _list_used(run)])
     for folder in sorted((run.run_dir / "weights").iterdir())[:-count]:
         if str(folder) not in used and f"{resource}-{folder.name}-" not in used:
@@ -178,7 +178,6 @@ def remove_old(run: "Run", resource: str, count: int) -> None:
 
 
 def _list_used(run: "Run") -> list[Resource]:
-    """Return the versions that an alias, a checkpoint or a running rollout names."""
     used = {
         (name, version)
         for name in run.resources.names()

@@ -13,8 +13,8 @@ from lightning_otel.types.rollouts import WorkerKind
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
     from lightning_otel.resources import Resources
-    from lightning_otel.runner import Hook
     from lightning_otel.runner.agents import Agent
+    from lightning_otel.runner.attempt import Hook
     from lightning_otel.state import State
     from lightning_otel.state.queue import Queue
     from lightning_otel.state.runs import Runs

@@ -20,6 +20,7 @@ from lightning_otel.algorithms import models
 from lightning_otel.algorithms.base import Batch
 from lightning_otel.algorithms.gradients import OURS, Compared, GradientAlgorithm, Rows
 from lightning_otel.algorithms.groups import NO_DIFFERENCE, find_token_fault
+from lightning_otel.dataset.formats.format import NO_TOKENS
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.instrumentors.substitution import Standing
 from lightning_otel.types import CaptureLevel, TrainingRow, Trajectory, Transition
@@ -33,9 +34,6 @@ UNKNOWN_AGE: Final = (
     "--apply and the trainer's state (LIGHTNING_OTEL_STATE), or leave max_staleness out"
 )
 TINY: Final = 1e-8
-NO_TOKENS: Final = (
-    "no token ids; ask the server for them: extra_body={'return_token_ids': True} with vLLM"
-)
 TEMPERATURE: Final = "sampled at another temperature than the trainer's; set temperature={:g}"
 MISMATCH_NATS: Final = 0.02
 """KL divergence from which engine and trainer differ by more than their arithmetic: bfloat16 makes
@@ -144,7 +142,7 @@ class PolicyGradient(GradientAlgorithm):
         return ""
 
     def unfit(self, trajectories: Sequence[Trajectory]) -> str:
-        """Return the reason if a rollout was sampled by weights that are too old, or unknown."""
+        """Return the reason if a rollout's weights are too old, or unknown."""
         newest = self._newest_version()
         steps = [step for path in trajectories for step in path.transitions]
         reasons = [self._find_age_fault((step,), newest) for step in steps]
@@ -270,7 +268,7 @@ class PolicyGradient(GradientAlgorithm):
 
 
 def _find_version_lag(steps: tuple[Transition, ...], resource: str, newest: int) -> int | None:
-    """Return the versions between a row's oldest step and the newest; None if one is unknown."""
+    """Return how old a row's oldest step is, in versions; None if unknown."""
     if not newest:
         return 0  # nothing was published yet
     stamps = [

@@ -69,7 +69,7 @@ class Fit:
 
     @property
     def withdrawn(self) -> tuple[str, ...]:
-        """Names of the resources whose candidate was worse, and is given to nobody any more."""
+        """Names of the resources whose candidate was worse, and is withdrawn."""
         return self.verdict.withdrawn
 
     def _repr_html_(self) -> str:
@@ -90,7 +90,7 @@ class Fit:
 
 
 def promote(run: "Run") -> Verdict:
-    """Compare a run's candidates with what is live, task by task; promote or withdraw them."""
+    """Compare a run's candidates with what is live; promote or withdraw them."""
     config, resources = run.config, run.resources
     live: dict[str, int] = {}
     withdrawn: list[str] = []
@@ -267,12 +267,9 @@ class Evaluation:
     @classmethod
     def of(cls, results: Sequence[RolloutResult], samples: int = 1) -> "Evaluation":
         """Sum up the outcomes of tasks."""
-        rewards = [result.rollout.reward for result in results if result.rollout.reward is not None]
-        reasons = Counter(
-            result.rollout.reason or "no reward"
-            for result in results
-            if result.rollout.reward is None
-        )
+        rollouts = [result.rollout for result in results]
+        rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+        reasons = Counter(item.reason or "no reward" for item in rollouts if item.reward is None)
         mean = statistics.fmean(rewards) if rewards else None
         return cls(mean, results, dict(reasons), samples)
 

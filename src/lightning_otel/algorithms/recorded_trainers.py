@@ -204,9 +204,8 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         if level == "sequence":
             differences = differences.sum(dim=-1, keepdim=True).expand_as(differences)
         ratios = torch.exp(differences)
-        low, high = (
-            self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
-        )  # fmt: skip
+        low = self.vllm_importance_sampling_clip_min
+        high = self.vllm_importance_sampling_clip_max
         if low is None and high is None:
             return ratios
         clamped = torch.clamp(ratios, low, high)
@@ -317,7 +316,7 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
         self._hidden = output.last_hidden_state
 
     def _estimate_values(self, backbone: Any) -> None:
-        """Give each row values, returns and advantages of its steps, which stay as they are."""
+        """Give each row the values, returns and advantages of its steps."""
         rows, size = self.train_dataset, self.args.per_device_train_batch_size
         was_training = self.model.training
         self.model.train(mode=False)
@@ -366,10 +365,8 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         policy_loss = super()._compute_loss(model, inputs)
-        values, clip = (
-            self._read_values(self._hidden, inputs["value_places"]),
-            self._cliprange_value,
-        )
+        values = self._read_values(self._hidden, inputs["value_places"])
+        clip = self._cliprange_value
         moved = torch.clamp(values - inputs["values"], -clip, clip) + inputs["values"]
         errors = [(estimate - inputs["returns"]) ** 2 for estimate in (values, moved)]
         value_loss = torch.maximum(*errors).sum() / (2 * self._step_count)

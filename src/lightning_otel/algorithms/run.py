@@ -63,7 +63,7 @@ class Run:
         *,
         remembers: bool = False,
     ) -> None:
-        """Start or continue a run; save the state of an algorithm that ``remembers`` at once."""
+        """Start or continue a run; save at once what an algorithm ``remembers``."""
         self.config = config
         self.store, self.resources = config.store, config.resources
         self.train, self.val, self.options = config.train, config.val, config.options

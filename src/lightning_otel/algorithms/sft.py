@@ -16,7 +16,7 @@ NOTHING_SAID: Final = "no answer: the model returned nothing"
 
 
 class SFT(GradientAlgorithm):
-    """Trains on recorded answers: their own token ids where all have them, else their messages."""
+    """Trains on recorded answers: token ids where all have them, else messages."""
 
     name: ClassVar[str] = "sft"
     config = "SFTConfig"

@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from lightning_otel.algorithms.groups import load_groups, make_member
 from lightning_otel.algorithms.options import RunConfig
@@ -14,9 +14,6 @@ from lightning_otel.runner import pool, worker
 from lightning_otel.state.queue import FINAL
 from lightning_otel.state.rollouts import make_rollouts
 from lightning_otel.types import Mode, Rollout, Trajectory
-
-if TYPE_CHECKING:
-    pass
 
 POLL_S: Final = 0.5
 """Seconds to wait at least before looking for more."""
@@ -96,10 +93,7 @@ def make_task_rollouts(
 
 
 def run_rollouts(config: RunConfig, rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """Return the rollouts once they are over, or as they stand when it is time to stop.
-
-    Threads of this process make the attempts; for workers elsewhere the queue does.
-    """
+    """Return the rollouts once they are over, or as they stand when it is time to stop."""
     if _runs_here(config):
         settings = _runner_settings(config)
         runners = [worker.Runner(config.agent, **settings) for _ in range(config.workers)]

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from lightning_otel.adapter.rows import rows_of
 from lightning_otel.adapter.tokens import NO_IDS
-from lightning_otel.algorithms.groups import NO_LOGPROBS
 from lightning_otel.dataset import Store
+from lightning_otel.dataset.formats.format import NO_LOGPROBS
 from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError, install_command
 from lightning_otel.state import State
 from lightning_otel.state.queue import Queue
@@ -90,13 +90,13 @@ def register(
 
 
 def read_sampling(terms: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling that verl wants, whole: what is left out, an engine fills in."""
+    """Return the sampling that verl wants, whole: what is left out, an engine fills in."""
     names = (*_SAMPLED, "repetition_penalty")
     return {"min_p": 0.0, **{name: terms[name] for name in names if terms.get(name) is not None}}
 
 
 def is_validation(sampling: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Return whether a prompt belongs to verl's validation, judged by its sampling."""
+    """Return whether verl samples a prompt for validation."""
     held_out = config.get("val_kwargs") or {}
     values = [sampling.get(name) for name in _SAMPLED]
     return values == [held_out.get(name) for name in _SAMPLED] != [config.get(n) for n in _SAMPLED]
@@ -126,7 +126,7 @@ def _model_name(config: Any) -> str:
 
 
 def read_task(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """The task of a rollout: the prompt's messages, and what else its row of the data set says."""
+    """The task of a rollout: the prompt's messages, and the rest of its row."""
     messages = sample.get("raw_prompt")
     if messages is None:
         raise ConfigError(
@@ -151,7 +151,7 @@ def run_rollout(
     timeout_s: float = 600.0,
     response_length: int | None = None,
 ) -> list[Any]:
-    """Run a task by whoever takes it from the queue; gives verl's outputs of what was recorded."""
+    """Have a task run by the queue; return verl's outputs of what was recorded."""
     (rollout,) = queue.put([dict(task)], mode=mode, agent=agent, timeout_s=timeout_s)
     (ended,) = queue.wait([rollout.rollout_id], timeout_s)
     if ended.status != "succeeded":

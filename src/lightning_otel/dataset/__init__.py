@@ -13,19 +13,17 @@ from lightning_otel.types.values import check_types
 if TYPE_CHECKING:
     from lightning_otel.adapter import Adaptation
     from lightning_otel.dataset.export import Exported, FileKind, Place
+    from lightning_otel.dataset.facts import FactReader
     from lightning_otel.dataset.formats.format import LeftOut, Row
     from lightning_otel.dataset.query import QueryKeywords, TransitionQuery
     from lightning_otel.dataset.selections import SelectionVersion
-    from lightning_otel.store.table import Table, Transitions
+    from lightning_otel.store.table import Query, Table, Transitions
     from lightning_otel.types import Conversation, Report, Span, Trajectory, Transition
     from lightning_otel.types.instants import Instant
 
 
 class Store(SpanStore):
-    """A place that holds spans, written and read by any number of processes at once.
-
-    What it adds to :class:`SpanStore` is made by an adapter: transitions and trajectories.
-    """
+    """A place that holds spans, written and read by any number of processes at once."""
 
     def spans(self, *, rollout_id: str | None = None, trace_id: str | None = None) -> "Table[Span]":
         """Spans in order of their start.
@@ -39,9 +37,8 @@ class Store(SpanStore):
             ConfigError: An id is no text.
         """
         check_types(locals(), Store.spans.__annotations__)
-        from lightning_otel.dataset.batches import read_rollouts
-        from lightning_otel.store.selection import Selection
-        from lightning_otel.store.table import Query, Spans
+        from lightning_otel.store.selection import Selection, read_rollouts
+        from lightning_otel.store.table import Spans
 
         selection = Selection(
             rollout_ids=() if rollout_id is None else (rollout_id,),
@@ -49,7 +46,7 @@ class Store(SpanStore):
             is_ordered=True,
         )
 
-        def open_query() -> Query:
+        def open_query() -> "Query":
             if rollout_id is None:
                 return self.source.fetch(selection)
             return read_rollouts(self.source, selection)
@@ -64,8 +61,7 @@ class Store(SpanStore):
         Its ``report()`` is the funnel behind the rows, without adapting the spans once more.
 
         Args:
-            bodies: Whether transitions have messages, tools, token ids and logprobs. Without, the
-                transitions are the same ones.
+            bodies: Whether transitions have messages, tools, token ids and logprobs.
             **keywords: Which transitions, and how rewards reach them:
                 :class:`~lightning_otel.dataset.query.QueryKeywords`, docs/transitions.md.
 
@@ -73,18 +69,16 @@ class Store(SpanStore):
             ConfigError: A keyword is unknown, or cannot be understood.
             AdapterError: The other adapter cannot be loaded.
         """
-        from lightning_otel.dataset.facts import FactReader
-        from lightning_otel.dataset.formats.transition_rows import COLUMNS, NARROW_COLUMNS, row
+        from lightning_otel.dataset.formats.transition_rows import row
         from lightning_otel.dataset.query import TransitionQuery, strip_bodies
         from lightning_otel.dataset.tables import query_rows
-        from lightning_otel.store.table import Query, Transitions
+        from lightning_otel.store.table import Transitions
         from lightning_otel.types import Report
-        from lightning_otel.types.transitions import distinct
+        from lightning_otel.types.transitions import STEP_COLUMNS, TRANSITION_COLUMNS, distinct
 
         check_types({"bodies": bodies}, {"bodies": bool})
         query = TransitionQuery.of(keywords, self)
-        if not bodies and self._has_facts(query):
-            facts = FactReader(self.source, query)
+        if not bodies and (facts := self._read_facts(query)) is not None:
             return Transitions(
                 facts.query_steps,
                 facts.read_steps,
@@ -92,7 +86,7 @@ class Store(SpanStore):
                 counts=facts.count_steps,
                 report=facts.read_report,
             )
-        columns = COLUMNS if bodies else NARROW_COLUMNS
+        columns = TRANSITION_COLUMNS if bodies else STEP_COLUMNS
         is_all = query.wanted.wants_all
 
         def list_steps(part: "Adaptation") -> "Iterator[tuple[Transition, int]]":
@@ -115,9 +109,6 @@ class Store(SpanStore):
                 yield (step if bodies else strip_bodies(step)), branch
             table.keep(report)
 
-        def open_query() -> Query:
-            return query_rows(records(), columns)
-
         def records() -> Iterator[dict[str, Any]]:
             return (row(step, branch, columns) for step, branch in steps())
 
@@ -125,17 +116,19 @@ class Store(SpanStore):
             for part in self._adapt(query):
                 yield sum(1 for _ in list_steps(part))
 
-        table = Transitions(open_query, lambda: map(itemgetter(0), steps()), records, counts=counts)
+        table = Transitions(
+            lambda: query_rows(records(), columns),
+            lambda: map(itemgetter(0), steps()),
+            records,
+            counts=counts,
+        )
         return table
 
     def trajectories(self, **keywords: "Unpack[QueryKeywords]") -> "Iterator[Trajectory]":
         """Trajectories, read and adapted a group of rollouts at a time.
 
-        Those of rollouts that broke off, as their process died, are not among them unless asked
-        for. A trajectory is whole: it is given if one of its transitions is wanted.
-
-        Args:
-            **keywords: As :meth:`transitions` takes them.
+        A trajectory is whole: it is given if one of its transitions is wanted. The keywords are
+        those of :meth:`transitions`.
         """
         from lightning_otel.dataset.query import TransitionQuery
 
@@ -149,40 +142,32 @@ class Store(SpanStore):
         """Conversations of chat messages with their tools and rewards, one row each.
 
         For supervised training and the search for prompts: a trajectory is one row, and every
-        answer of it stands once; where its history was cut or begun anew, it is several.
-
-        Args:
-            **keywords: As :meth:`transitions` takes them; a conversation is whole, and given if
-                one of its steps is wanted.
+        answer of it stands once; where its history was cut or begun anew, it is several. A
+        conversation is given if one of its steps is wanted, by keywords of :meth:`transitions`.
         """
         from lightning_otel.adapter.conversations import make_conversations
         from lightning_otel.dataset.tables import MESSAGE_COLUMNS, message_row, query_rows
-        from lightning_otel.store.table import Query, Table
+        from lightning_otel.store.table import Table
 
         def rows() -> "Iterator[Conversation]":
             return make_conversations(self.trajectories(**keywords))
 
-        def open_query() -> Query:
-            return query_rows(map(message_row, rows()), MESSAGE_COLUMNS)
-
-        return Table(open_query, rows, "conversations")
+        return Table(
+            lambda: query_rows(map(message_row, rows()), MESSAGE_COLUMNS), rows, "conversations"
+        )
 
     def report(self, **keywords: "Unpack[QueryKeywords]") -> "Report":
         """The funnel from spans to transitions, with every reason for a loss.
 
-        It is that of the rollouts that had to be looked at, of all their agents.
-
-        Args:
-            **keywords: As :meth:`transitions` takes them.
+        It is that of the rollouts that had to be looked at, of all their agents; the keywords are
+        those of :meth:`transitions`.
         """
         from lightning_otel.dataset.query import TransitionQuery
         from lightning_otel.types import Report
 
         query = TransitionQuery.of(keywords, self)
-        if self._has_facts(query):
-            from lightning_otel.dataset.facts import FactReader
-
-            return FactReader(self.source, query).read_report()
+        if (facts := self._read_facts(query)) is not None:
+            return facts.read_report()
         return Report.total(part.report for part in self._adapt(query))
 
     def breakdown(
@@ -243,9 +228,8 @@ class Store(SpanStore):
             certificate: Whether a certificate is written beside the file, or into the folder.
             split: The share of tasks, between 0 and 1, whose rows go to a file of validation.
             seed: Divides the tasks otherwise.
-            **options: Those of the format, such as ``threshold`` of ``kto``; and how spans become
-                which steps, as :meth:`transitions` takes them, such as ``agents``. ``advantage``
-                says what the groups are.
+            **options: Those of the format, such as ``threshold`` of ``kto``, and those of
+                :meth:`transitions`. ``advantage`` says what the groups are.
 
         Raises:
             ConfigError: There is no such format or option, or nothing can be written there.
@@ -281,11 +265,7 @@ class Store(SpanStore):
         return exported
 
     def rows(self, format: str, **options: Any) -> "Iterator[Row]":
-        """The rows of a format, one after the other as they are made; nothing is written.
-
-        Args:
-            format: As :meth:`export` takes it.
-            **options: Likewise.
+        """The rows of a format as :meth:`export` makes them, one by one; nothing is written.
 
         Raises:
             ConfigError: There is no such format or option.
@@ -309,10 +289,8 @@ class Store(SpanStore):
     ) -> "Iterator[Adaptation]":
         """Adapt a group of rollouts at a time, and yield the credit with the result.
 
-        Args:
-            bodies: As :meth:`transitions` takes it.
-            **keywords: As :meth:`transitions` takes them; of what is wanted, rollouts, times and
-                agents choose the rollouts, and all of their steps are there.
+        Of the keywords of :meth:`transitions`, rollouts, times and agents choose the rollouts; all
+        of their steps are there.
         """
         from lightning_otel.dataset.query import TransitionQuery, strip_adaptation
 
@@ -322,12 +300,12 @@ class Store(SpanStore):
     def _adapt(self, query: "TransitionQuery") -> "Iterator[Adaptation]":
         from lightning_otel.adapter import TripletAdapter
         from lightning_otel.adapter.continuations import find_references
-        from lightning_otel.dataset.batches import (
+        from lightning_otel.store.selection import (
             connect_with_moved,
             list_incomplete,
             read_batches,
+            read_origins,
         )
-        from lightning_otel.store.selection import read_origins
 
         adapter, selection, include_incomplete = query
         source = self.source.at_moment()
@@ -370,10 +348,10 @@ class Store(SpanStore):
         """
         return selections.save_version(self, name, keywords, source)
 
-    def _has_facts(self, query: "TransitionQuery") -> bool:
-        from lightning_otel.dataset.facts import can_answer
+    def _read_facts(self, query: "TransitionQuery") -> "FactReader | None":
+        from lightning_otel.dataset.facts import FactReader, can_answer
 
         if self.layout is None or not can_answer(query):
-            return False
+            return None
         self.layout.require()
-        return True
+        return FactReader(self.source, query)

@@ -27,7 +27,7 @@ was told to mask; it does not find names, addresses or what else people wrote.
 
 
 class Part(NamedTuple):
-    """A file of rows: its side, its name, where it is while it is written, and its rows."""
+    """A file of rows; ``path`` is where it is while it is written."""
 
     side: str
     name: str
@@ -94,7 +94,7 @@ def _list_counts(title: str, counts: Mapping[str, int]) -> Iterator[str]:
 
 
 def _name_counts(counts: Mapping[str, int]) -> Iterator[str]:
-    """Yield the most frequent names with their number; text of others' is no Markdown here."""
+    """Yield the most frequent names; others' text is no Markdown here."""
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     for name, number in ranked[:_MOST]:
         yield f"{number} × `{_plain(name)[:200]}`"

@@ -35,24 +35,18 @@ def mark_step(span_id: str) -> int:
 
 
 class Census:
-    """Counts the steps that came, what became of each, and what is told of them.
-
-    Attributes:
-        in_rows: Steps in rows; None if the format does not tell.
-        span_ids: The first step's span, by reason.
-        marks: Sums of :func:`mark_step` of the steps that came, and of those in no row.
-        times_ns: When the first step and the last one began.
-    """
+    """Counts the steps that came, what became of each, and what is told of them."""
 
     def __init__(self, *, is_full: bool) -> None:
         """Begin; one that is not full only keeps the law."""
         self._is_full, self._balance = is_full, 0
         self.steps = 0
-        self.in_rows: int | None = 0
+        self.in_rows: int | None = 0  # None if the format does not tell
         self.has_span_ids = True
         self.reasons: Counter[tuple[str, bool]] = Counter()
-        self.span_ids: dict[str, str] = {}
-        self.marks, self.times_ns = [0, 0], [1 << 62, 0]
+        self.span_ids: dict[str, str] = {}  # the first step's, by reason
+        self.marks = [0, 0]  # sums of the steps that came, and of those in no row
+        self.times_ns = [1 << 62, 0]  # when the first and the last one began
         self._kinds: Counter[tuple[str | None, ...]] = Counter()
         self._origins: Counter[tuple[str, str]] = Counter()
         self.reports: list[Report] = []
@@ -89,7 +83,7 @@ class Census:
             self.marks[1] += mark_step(part.step.span_id)
 
     def add_part(self, part: Adaptation) -> None:
-        """Count what the spans of rollouts tell: origins of calls, masks, who gave rewards."""
+        """Count origins of calls, masks, and who gave rewards."""
         self.reports.append(part.report)
         for _, spans, _ in part.parts if self._is_full else ():
             for attributes in (span.attributes for span in spans):
@@ -110,7 +104,7 @@ class Census:
         return counts
 
     def list_reasons(self, *, is_row_written: bool = False) -> dict[str, int]:
-        """Return the reasons for what is in no row, or missing in one, the most frequent first."""
+        """Return reasons for what is left out, the most frequent first."""
         ranked = self.reasons.most_common()
         return {reason: number for (reason, is_row), number in ranked if is_row is is_row_written}
 
@@ -142,11 +136,7 @@ class Split:
     """Divides rollouts into training and validation by task, by a hash: alike on every machine."""
 
     def __init__(self, share: float | None, seed: int) -> None:
-        """Take the share of tasks for validation, between 0 and 1; None has one side alone.
-
-        Raises:
-            ConfigError: The share is no such number.
-        """
+        """Take the share of tasks for validation, between 0 and 1; None has one side alone."""
         if share is not None and not 0.0 < share < 1.0:
             raise ConfigError(f"split is {share!r}; give the share of validation, such as 0.1")
         self.share, self.seed = share, seed

@@ -106,7 +106,6 @@ def write_certificate(facts: Facts, texts: Mapping[str, bytes], source: str) -> 
 
 
 def _canonical_text(statement: Mapping[str, Any]) -> bytes:
-    """Return the one text of a statement: keys sorted, two blanks a level, with its own digest."""
     predicate = {**statement["predicate"], "digest": None}
     bare = orjson.dumps({**statement, "predicate": predicate}, option=_SORTED)
     predicate["digest"] = hashlib.sha256(bare).hexdigest()
@@ -115,7 +114,6 @@ def _canonical_text(statement: Mapping[str, Any]) -> bytes:
 
 
 def _shorten_reasons(reasons: Mapping[str, int]) -> dict[str, int]:
-    """Return the most frequent reasons, each cut to a line, and the number of all others."""
     short: Counter[str] = Counter()
     for place, (reason, number) in enumerate(reasons.items()):
         short[ascii(reason)[1:_LONGEST] if place < _MOST_REASONS else "other reasons"] += number
@@ -123,7 +121,6 @@ def _shorten_reasons(reasons: Mapping[str, int]) -> dict[str, int]:
 
 
 def _bound_options(options: Mapping[str, Any]) -> Any:
-    """Return options as JSON: objects by their types, and too many options by their digest."""
     text = orjson.dumps(dict(options), lambda value: {"object": type(value).__qualname__}, _SORTED)
     is_short = len(text) <= _MOST_OPTION_BYTES
     return orjson.loads(text) if is_short else {"sha256": hashlib.sha256(text).hexdigest()}
@@ -156,7 +153,7 @@ def _digest_rows(path: Path, count: int, *, is_ours: bool = False) -> dict[str, 
 
 
 def _read_rows(path: Path, *, is_ours: bool = False) -> Iterator[bytes]:
-    """Yield the rows of a file in one spelling of JSON; what is no row, as it stands."""
+    """Yield rows in one spelling of JSON; what is no row, as it stands."""
     if is_parquet(path):
         yield from map(str.encode, read_parquet(path, is_limited=not is_ours))
         return
@@ -226,7 +223,6 @@ def _compare(path: Path, statement: Mapping[str, Any], store: "Store | None") ->
 
 
 def _compare_file(path: Path, digest: str, certified: Mapping[str, Any] | None) -> str:
-    """Return what is wrong with a file; empty where nothing is."""
     if not path.is_file():
         return "missing"
     if _digest_file(path) == digest:

@@ -78,10 +78,9 @@ def export(
     options: Mapping[str, Any],
     query: Mapping[str, Any],
 ) -> Exported:
-    """Write the rows of a format; arguments as ``Store.export`` takes them.
+    """Write the rows of a format, as ``Store.export`` does.
 
-    ``query`` are options of transitions, which card and certificate name; ``source`` is the store's
-    name where there is to be a certificate.
+    Card and certificate name ``query``; the store's name ``source`` asks for a certificate.
     """
     path = None if place is None or callable(place) else Path(place)
     if source is not None and (path is None or _is_stream(path)):
@@ -224,13 +223,13 @@ def check_place(path: Path, kind: FileKind) -> None:
 
 
 def _is_stream(path: Path) -> bool:
-    """Return whether a path is no file of bytes, such as a pipe: nothing may take its place."""
+    """Return whether nothing may take its place, such as that of a pipe."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 @contextmanager
 def _new_folder(path: Path) -> Iterator[Path]:
-    """Make a folder as ``datasets.load_dataset`` takes it, which is there once it is whole."""
+    """Make a folder that is there once it is whole."""
     import shutil
 
     final = Path(os.path.realpath(path))

@@ -18,22 +18,21 @@ from lightning_otel.adapter.rewards import SEVERAL
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.adapter.tokens import CUTS
 from lightning_otel.adapter.triplet import INCOMPLETE_ROLLOUT
-from lightning_otel.dataset.batches import make_clauses
-from lightning_otel.dataset.formats.transition_rows import BODIES, NARROW_COLUMNS
 from lightning_otel.store.facts import USUAL, CreditOptions
 from lightning_otel.store.reader import Reader
+from lightning_otel.store.selection import make_clauses
 from lightning_otel.store.source import SpanSource
 from lightning_otel.store.table import Query
 from lightning_otel.types import Dropped, Repair, Report, Transition
-from lightning_otel.types.transitions import fast_constructor
+from lightning_otel.types.transitions import STEP_COLUMNS, TRANSITION_BODIES, fast_constructor
 
 if TYPE_CHECKING:
     from lightning_otel.dataset.query import TransitionQuery
 
-_NO_BODIES: Final = dict.fromkeys(BODIES, ())
+_NO_BODIES: Final = dict.fromkeys(TRANSITION_BODIES, ())
 _FIELDS: Final = tuple(field.name for field in fields(Transition))
 _make_step: Final = fast_constructor(Transition)
-_JSON: Final = tuple(name for name, kind in NARROW_COLUMNS.items() if kind == "JSON")
+_JSON: Final = tuple(name for name, kind in STEP_COLUMNS.items() if kind == "JSON")
 _ORDER: Final = (
     "min(start_ns) OVER (PARTITION BY rollout_id), rollout_id, attempt_id, agent, branch, step, "
     "start_ns"
@@ -128,7 +127,7 @@ def can_answer(query: "TransitionQuery") -> bool:
 
 
 def _credit_of(adapter: object) -> CreditOptions | None:
-    """Return how an adapter gives credit; None if facts hold nothing of what else it does."""
+    """Return how an adapter gives credit; None if it does what facts do not hold."""
     usual = TripletAdapter()
     if not isinstance(adapter, TripletAdapter) or not isinstance(adapter.credit, str):
         return None
@@ -155,7 +154,6 @@ class FactReader:
         self._con: Reader | None = None
 
     def _connect(self) -> Reader:
-        """Return the connection, with views of the store as it is now."""
         if self._con is None:
             self._con = self._source.connect_overview()
         else:
@@ -165,7 +163,6 @@ class FactReader:
         return self._con
 
     def _revise_steps(self, con: Reader) -> None:
-        """Define ``reading.revised``: the steps with composed rewards and advantages."""
         adapter, columns = self._adapter, list[str]()
         results: dict[str, tuple[float | None, str]] = {}
         if self._is_composed:
@@ -193,7 +190,7 @@ class FactReader:
         return Outcome(key, group_id, start_ns, rewards, value, reason or NO_REWARD, has_steps)
 
     def query_steps(self, *more: str) -> Query:
-        """Return the transitions as rows without bodies, with more columns of ``steps``."""
+        """Return transitions as rows without bodies, with ``more`` columns."""
         con, query = self._connect(), self._query
         where, values = _choose_rollouts(con, query.wanted)
         terms = [where]
@@ -202,7 +199,7 @@ class FactReader:
         for term, value in _choose_steps(con, query.wanted).items():
             terms.append(term)
             values += value
-        columns = ", ".join([*NARROW_COLUMNS, *more])
+        columns = ", ".join([*STEP_COLUMNS, *more])
         conditions, steps = " AND ".join(terms), "reading.revised" if self._is_revised else "steps"
         return Query(
             con, f"SELECT {columns} FROM {steps} WHERE {conditions} ORDER BY {_ORDER}", values
@@ -215,7 +212,7 @@ class FactReader:
             yield _make_step(*map(row.__getitem__, _FIELDS))
 
     def read_records(self, *more: str) -> Iterator[dict[str, Any]]:
-        """Yield the transitions as JSON values by column, with more columns of ``steps``."""
+        """Yield transitions as JSON values by column, with ``more`` columns."""
         for row in self.query_steps(*more).dicts():
             for name in _JSON:
                 row[name] = orjson.loads(row[name]) if row[name] is not None else None
@@ -266,7 +263,6 @@ def _count_wanted(con: Reader, where: str, values: list[Any]) -> Report:
 
 
 def _choose_rollouts(con: Reader, selection: Selection) -> tuple[str, list[Any]]:
-    """Return a condition on ``rollout_id``, and its values."""
     where, having, values = make_clauses(con, selection, "rollout_id")
     if not values:
         return "true", []
@@ -275,7 +271,6 @@ def _choose_rollouts(con: Reader, selection: Selection) -> tuple[str, list[Any]]
 
 
 def _choose_steps(con: Reader, selection: Selection) -> Mapping[str, list[Any]]:
-    """Return conditions on steps, each with its values."""
     terms: dict[str, list[Any]] = {}
     if selection.agents:
         names = con.execute("SELECT DISTINCT agent FROM steps").fetchall()

@@ -27,7 +27,6 @@ from lightning_otel.adapter.linear import count_steps
 from lightning_otel.adapter.rewards import add_decimals
 from lightning_otel.adapter.selection import Selection, SelectionKeywords
 from lightning_otel.adapter.triplet import Matcher
-from lightning_otel.dataset.formats.transition_rows import BODIES
 from lightning_otel.dataset.registry import Registry
 from lightning_otel.dataset.selections import read_version
 from lightning_otel.errors import AdapterError, ConfigError
@@ -41,7 +40,11 @@ from lightning_otel.types import (
     Trajectory,
     Transition,
 )
-from lightning_otel.types.transitions import JudgedTrajectory, distinct_steps
+from lightning_otel.types.transitions import (
+    TRANSITION_BODIES,
+    JudgedTrajectory,
+    distinct_steps,
+)
 from lightning_otel.types.values import check_names, check_types
 
 if TYPE_CHECKING:
@@ -124,7 +127,7 @@ class _ForeignAdapter:
         self._adapter = adapter
 
     def explain(self, spans: Iterable[Span], *, incomplete: Incomplete = ()) -> Adaptation:
-        """Adapt the spans, with a report: the adapter's own, or what can be counted of the rest."""
+        """Adapt spans, with the adapter's own report, or what can be counted."""
         if isinstance(self._adapter, ReportingAdapter):
             with _naming_errors(self._name, "failed"):
                 answer: Any = self._adapter.explain(spans, incomplete=incomplete)
@@ -161,7 +164,6 @@ class _ForeignAdapter:
 
 
 def _sum_rewards(paths: Sequence[Trajectory], report: Report) -> Adaptation:
-    """Return what somebody else's adapter made, each trajectory with what its attempt earned."""
     attempts: dict[tuple[str, str], list[Trajectory]] = {}
     for path in paths:
         attempts.setdefault((path.rollout_id, path.attempt_id), []).append(path)
@@ -178,7 +180,7 @@ def _sum_rewards(paths: Sequence[Trajectory], report: Report) -> Adaptation:
 
 
 def _state_reward(path: Trajectory, reward: float | None, steps: Sequence[float]) -> Trajectory:
-    """Return a trajectory with what its attempt earned; whether that was judged as a whole."""
+    """Return a trajectory with its attempt's reward; whether that was judged as a whole."""
     is_judged = reward is not None and not math.isclose(reward, math.fsum(steps))
     values = {field.name: getattr(path, field.name) for field in fields(path)}
     return (JudgedTrajectory if is_judged else Trajectory)(**{**values, "reward": reward})
@@ -278,14 +280,11 @@ class TransitionQuery(NamedTuple):
         return query._replace(wanted=wanted)
 
 
-def judges_otherwise(adapter: object) -> bool:
-    """Return whether an adapter may find rewards that the store's views do not know."""
-    return not isinstance(adapter, TripletAdapter) or adapter.is_reward is not None
-
-
 def strip_bodies(step: Transition) -> Transition:
-    """Return the transition without its bodies; a next observation is empty, and None if it was."""
-    bodies: dict[str, Any] = {name: None if getattr(step, name) is None else () for name in BODIES}
+    """Return a transition without its bodies; no next observation stays None."""
+    bodies: dict[str, Any] = {
+        name: None if getattr(step, name) is None else () for name in TRANSITION_BODIES
+    }
     return replace(step, **bodies)
 
 

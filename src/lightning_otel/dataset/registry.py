@@ -8,19 +8,12 @@ from lightning_otel.errors import ConfigError, LightningOtelError
 
 
 class Registry(NamedTuple):
-    """A group of entry points, ours and others'.
+    """A group of entry points, ours and others'."""
 
-    Attributes:
-        noun: What a member is called in errors.
-        group: The group's name.
-        key: What of a name counts, such as :meth:`str.lower`.
-        error: What is raised where a member cannot be loaded.
-    """
-
-    noun: str
+    noun: str  # what a member is called in errors
     group: str
-    key: Callable[[str], str] = str
-    error: type[LightningOtelError] = ConfigError
+    key: Callable[[str], str] = str  # what of a name counts, such as str.lower
+    error: type[LightningOtelError] = ConfigError  # raised where a member cannot be loaded
 
     def names(self) -> list[str]:
         """The members that are installed, ours first."""
@@ -34,12 +27,7 @@ class Registry(NamedTuple):
         return {self.key(point.name): point for point in points}
 
     def load(self, name: str) -> Any:
-        """The member of a name.
-
-        Raises:
-            ConfigError: There is none.
-            LightningOtelError: It cannot be loaded; ``error`` says which one.
-        """
+        """Return the member of a name, or raise ``error`` if it cannot be loaded."""
         from difflib import get_close_matches
 
         found, wanted = self.points(), self.key(name)

@@ -38,13 +38,11 @@ class SelectionVersion:
     """A version of a saved selection.
 
     Attributes:
-        name: The selection.
         version: Its number, from 1.
         options: As :meth:`Store.transitions` takes them.
         source: The page that it was saved from; empty without one.
         created_ns: When it was saved, Unix nanoseconds.
         as_of_ns: The start of the latest span that counts.
-        rollouts: Its rollouts' ids.
         steps: The reward of each step by its span's id; None without one.
     """
 
@@ -61,11 +59,7 @@ class SelectionVersion:
         return f"{self.name}@{self.version}"
 
     def make_keywords(self, others: Mapping[str, Any]) -> dict[str, Any]:
-        """Return its options as of its moment, with others that choose no step or reward.
-
-        Raises:
-            ConfigError: One of them does.
-        """
+        """Return its options as of its moment, with others that choose no step or reward."""
         if wrong := sorted(others.keys() - _FREE):
             raise ConfigError(
                 f"{self} has its own steps and rewards; leave out {', '.join(wrong)}, or save "
@@ -76,10 +70,7 @@ class SelectionVersion:
 
 
 class SelectionDiff(NamedTuple):
-    """Span ids of the steps by which a version differs from an earlier one.
-
-    ``changed`` are those with another reward: the earlier one and the later.
-    """
+    """Span ids of the steps that differ, and both rewards of what changed."""
 
     added: list[str]
     gone: list[str]
@@ -112,13 +103,7 @@ def list_versions(store: "Store") -> dict[str, list[int]]:
 
 
 def read_version(store: "Store", reference: str) -> SelectionVersion:
-    """Read ``NAME@N``, or the newest version of ``NAME``.
-
-    Raises:
-        ConfigError: It is no text.
-        NotFoundError: There is no such selection or version.
-        StoreError: Its file is damaged or cannot be read.
-    """
+    """Read ``NAME@N``, or the newest version of ``NAME``."""
     check_types({"selection": reference}, {"selection": str})
     versions = list_versions(store)
     name, mark, number = reference.partition("@")
@@ -132,11 +117,7 @@ def read_version(store: "Store", reference: str) -> SelectionVersion:
 
 
 def list_newest(store: "Store") -> list[SelectionVersion]:
-    """Return the newest version of each selection, by name.
-
-    Raises:
-        StoreError: A file is damaged or cannot be read.
-    """
+    """Return the newest version of each selection, by name."""
     versions = list_versions(store)
     return [_read_file(store, f"{name}@{numbers[-1]}") for name, numbers in versions.items()]
 
@@ -150,7 +131,6 @@ def _read_file(store: "Store", reference: str) -> SelectionVersion:
 
 
 def _read_sound(store: "Store", reference: str) -> SelectionVersion | None:
-    """Read a version; None if its file cannot be read."""
     with suppress(StoreError):
         return _read_file(store, reference)
     return None
@@ -241,11 +221,7 @@ def _check_reward(store: "Store", steps: Sequence[Any], options: Mapping[str, An
 
 
 def check_frozen(store: "Store", version: SelectionVersion) -> None:
-    """Refuse a version whose steps the store holds no more as they were.
-
-    Raises:
-        StoreError: Steps are gone or have other rewards, as spans were deleted or came late.
-    """
+    """Refuse a version whose steps are gone or have other rewards."""
     steps = store.transitions(bodies=False, selection=str(version))
     now = {step.span_id: step.reward for step in steps}
     if now != version.steps:
@@ -277,7 +253,7 @@ def note_export(store: "Store", reference: str, path: object) -> None:
 
 
 def list_uses(store: "Store", rollout_id: str, name: str, given_ns: int) -> dict[str, list[str]]:
-    """Return the versions that a rollout's label of this name and time is in, with their files."""
+    """Return the versions that a label is in, with their files."""
     if store.layout is None:
         return {}
     versions = (

@@ -50,11 +50,13 @@ def is_parquet(path: Path) -> bool:
 
 
 def read_parquet(path: Path, *, is_limited: bool = True) -> Iterator[str]:
-    """Yield the rows of a Parquet file, each as JSON; one of others' is limited in its memory.
+    """Yield the rows of a Parquet file, each as JSON.
+
+    One of others' is limited in its memory: 9 MB of Parquet may hold 9 GB.
 
     Raises:
         ConfigError: It cannot be read.
-        TooLargeError: It takes more memory than a file gets: 9 MB of Parquet may hold 9 GB.
+        TooLargeError: It takes more memory than a file gets.
     """
     import duckdb
 
@@ -113,11 +115,8 @@ def _is_whole(path: Path) -> bool:
 def read_zstd(path: Path, longest: int) -> Iterator[bytes]:
     """Yield the lines of a text compressed by Zstandard, without empty ones.
 
-    DuckDB inflates it as it goes: Python has no Zstandard before 3.14.
-
-    Args:
-        path: The file.
-        longest: Bytes that a line may have.
+    DuckDB inflates it as it goes: Python has no Zstandard before 3.14. A line may have ``longest``
+    bytes.
 
     Raises:
         ReceiveError: It is damaged, no text, or has a longer line.

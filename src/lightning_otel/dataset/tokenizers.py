@@ -1,8 +1,4 @@
-"""The engine's tokenizer and chat template, loaded with ``transformers``: the extra ``drift``.
-
-Belongs here: what is imported, read from disk or fetched for it. What is done with it is the
-adapter's.
-"""
+"""The engine's tokenizer and chat template, loaded with ``transformers``: the extra ``drift``."""
 
 import hashlib
 import importlib
@@ -26,18 +22,10 @@ _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class TransformersTokenizer:
-    """A tokenizer of ``transformers`` as the drift detector asks for it.
-
-    Attributes:
-        template: The first digits of the template's SHA-256.
-    """
+    """A tokenizer of ``transformers`` as the drift detector asks for it."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Take a loaded tokenizer.
-
-        Args:
-            tokenizer: A ``PreTrainedTokenizerBase`` that has a chat template.
-        """
+        """Take a ``PreTrainedTokenizerBase`` that has a chat template."""
         self._tokenizer = tokenizer
         self._size = len(tokenizer)
         written = json.dumps(tokenizer.chat_template, sort_keys=True)
@@ -125,11 +113,7 @@ def _split_content(turn: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_template(source: str) -> ChatTemplate:
-    """Return the chat template of a tokenizer, or in a file that ends in ``.jinja``.
-
-    Raises:
-        ConfigError: As :func:`load_tokenizer`; or the file cannot be read.
-    """
+    """Return the chat template of a tokenizer, or in a file that ends in ``.jinja``."""
     if not source.endswith(".jinja"):
         return load_tokenizer(source).chat_template
     try:
@@ -142,11 +126,7 @@ def load_template(source: str) -> ChatTemplate:
 
 
 def load_tokenizer(source: str) -> TransformersTokenizer:
-    """The tokenizer in a folder, or of a model's name, which is fetched if it is not cached.
-
-    Raises:
-        ConfigError: The extra is not installed, there is no tokenizer, or it has no chat template.
-    """
+    """Return the tokenizer in a folder, or of a model's name, fetched if it is not cached."""
     # It warns that torch is not there, which nothing here asks for.
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:

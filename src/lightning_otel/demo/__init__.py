@@ -1,4 +1,4 @@
-"""The offline demo: a toy policy behind an OpenAI-compatible server, and a real agent before it."""
+"""The offline demo: a toy policy behind a server, and a real agent."""
 
 import contextlib
 import math
@@ -132,7 +132,13 @@ def _work_tasks(
 
 @contextlib.contextmanager
 def _open_client(store: Store, policy: ToyPolicy, seed: int) -> Iterator[Any]:
-    client_class = _import_openai()
+    try:
+        import openai
+    except ImportError as exc:
+        raise NotInstalledError(
+            "the demo talks through the openai client, which is not installed; "
+            f"{install_command('demo')}"
+        ) from exc
     if not config.is_enabled():
         raise ConfigError(
             "LIGHTNING_OTEL or OTEL_SDK_DISABLED switches off the recording that the demo shows; "
@@ -141,17 +147,6 @@ def _open_client(store: Store, policy: ToyPolicy, seed: int) -> Iterator[Any]:
     store.writer()
     with (
         DemoServer(policy, seed=seed) as server,
-        client_class(base_url=server.base_url, api_key="none-needed") as client,
+        openai.OpenAI(base_url=server.base_url, api_key="none-needed") as client,
     ):
         yield client
-
-
-def _import_openai() -> Any:
-    try:
-        import openai
-    except ImportError as exc:
-        raise NotInstalledError(
-            "the demo talks through the openai client, which is not installed; "
-            f"{install_command('demo')}"
-        ) from exc
-    return openai.OpenAI

@@ -1,4 +1,4 @@
-"""The demo's toy model: its tokenizer, chat template and trainable policy; deterministic."""
+"""The demo's toy model: tokenizer, chat template and trainable policy."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ class ToyPolicy:
 
 
 def style_of(result: str, answer: str) -> str | None:
-    """The style in which an answer reports a tool's result; None if it is none of the policy's."""
+    """The style in which an answer reports a tool's result; None if none of ours."""
     numbers = _NUMBER.findall(result)
     if not numbers:
         return None

@@ -1,9 +1,11 @@
 """Requests of a chat body to the toy model, by their words: tools, the next speaker, JSON."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+from lightning_otel.messages import object_of
+from lightning_otel.types.values import parse_json
 
 Json = Mapping[str, Any]
 
@@ -159,12 +161,7 @@ def _takes_expression(tool: Json) -> bool:
 
 def _read_calls(messages: Sequence[Json]) -> list[ToolRequest]:
     calls = [call.get("function") or {} for m in messages for call in m.get("tool_calls") or ()]
-    return [(str(call.get("name")), _read_json(call.get("arguments"))) for call in calls]
-
-
-def _read_json(text: str | None) -> dict[str, Any]:
-    try:
-        document = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
+    return [
+        (str(call.get("name")), dict(object_of(parse_json(call.get("arguments")))))
+        for call in calls
+    ]

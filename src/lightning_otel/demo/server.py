@@ -1,4 +1,4 @@
-"""The one fake model: an OpenAI-compatible server on loopback for demo, examples and tests."""
+"""The one fake model: an OpenAI-compatible server for demo, examples and tests."""
 
 from __future__ import annotations
 
@@ -165,11 +165,11 @@ class DemoServer:
                 self._log.append(exchange)
             self._changed.notify_all()
 
-    def is_first(self, key: str) -> bool:
-        """Return whether this key is asked about for the first time."""
+    def count_turn(self, key: str) -> int:
+        """Return how often this key came so far, this time included."""
         with self._changed:
             self._seen[key] += 1
-            return self._seen[key] == 1
+            return self._seen[key]
 
     def answer(self, name: str, body: Json, fault: str) -> Answer:
         """The answer of one endpoint to a body."""
@@ -197,10 +197,7 @@ class DemoServer:
         # which threads get here would decide the words.
         draw = {key: value for key, value in body.items() if not key.startswith("stream")}
         digest = hashlib.sha256(wire.json_bytes(draw)).hexdigest()
-        with self._changed:
-            self._seen[digest] += 1
-            turn = self._seen[digest]
-        rng = random.Random(f"{self._seed}/{digest}/{turn}")
+        rng = random.Random(f"{self._seed}/{digest}/{self.count_turn(digest)}")
         fixed = Reply(text=_FIXED_TEXTS[fault]) if fault in _FIXED_TEXTS else None
         return [shape(fixed or self.policy.reply(body, rng), body) for _ in range(count)]
 
@@ -289,8 +286,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_failure(_STRICT[fault], "invalid_request_error", body)
         elif fault in _FAILURES:
             self._send_failure(*_FAILURES[fault], body)
-        elif fault == "flaky-500" and self.owner.is_first(
-            f"flaky {self.headers.get('idempotency-key')}"
+        elif (
+            fault == "flaky-500"
+            and self.owner.count_turn(f"flaky {self.headers.get('idempotency-key')}") == 1
         ):
             self._send_failure(*_FAILURES["fail-500"], body)
         else:

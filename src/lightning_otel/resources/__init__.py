@@ -30,6 +30,7 @@ from lightning_otel.instrumentors.substitution import (
 from lightning_otel.resources import bodies, tables
 from lightning_otel.resources.tables import Withdrawal
 from lightning_otel.types import Resource, ResourceKind
+from lightning_otel.types.values import check_types
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -44,10 +45,15 @@ FRESH_S: Final = 1.0
 
 
 class Resources:
-    """The resources of a state; any number of threads and processes publish and read at once."""
+    """The resources of a state, for any number of threads and processes."""
 
     def __init__(self, state: State | None = None) -> None:
-        """Use a state, by default beside the default store; nothing is read yet."""
+        """Use a state, by default beside the default store; nothing is read yet.
+
+        Raises:
+            ConfigError: It is no state.
+        """
+        check_types({"state": state}, Resources.__init__.__annotations__)
         self.state = state if state is not None else State()
         self._known: dict[tuple[str, int], Resource] = {}
         # The time of the last read, the last change then, and its result.
@@ -168,7 +174,7 @@ class Resources:
     def last_move(self, name: str) -> int:
         """Return the number of the change by which an alias of a name moved last; 0 if none did."""
         with self._begin_read() as connection:
-            return tables.Entry(connection, name).last_move()
+            return tables.Entry(connection, name).last_change(is_move=True)
 
     def last_change(self, name: str) -> int:
         """Return the number of the last publication or move of an alias; 0 if there was none."""
@@ -226,14 +232,9 @@ class Resources:
             return entry.get(canary.version)
 
     def withdraw(self, name: str, reason: str = "", *, version: int | None = None) -> Resource:
-        """Withdraw the canary, and keep the reason; return the version.
+        """Withdraw the canary, if it still is this version, and keep the reason; return it.
 
         Running agents follow within two seconds; a rollout that began with it ends with it.
-
-        Args:
-            name: The resource.
-            reason: The reason, as people read it later.
-            version: Withdraw only if this is still the canary; by default any.
 
         Raises:
             NotFoundError: There is no canary, or it is another version by now.
@@ -381,9 +382,8 @@ class Resources:
         with self.state.change() as connection:
             take_lock(connection, tables.LOCK)
             entry = tables.Entry(connection, name, self.state.now_ns())
-            if last_move not in (None, entry.last_move()) or (
-                last_change not in (None, entry.last_change())
-            ):
+            is_late = last_move not in (None, entry.last_change(is_move=True))
+            if is_late or last_change not in (None, entry.last_change()):
                 raise ChangedError(
                     f"somebody changed {name} meanwhile; look at it again, and then decide"
                 )

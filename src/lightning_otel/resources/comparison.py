@@ -278,7 +278,7 @@ def _score_attempts(
     rows: Mapping[str, Mapping[str, Any]],
     reward_range: tuple[float, float] | None,
 ) -> dict[str, float]:
-    """Return rewards by rollout; a lost one, whatever it was given before, has the lowest."""
+    """Return rewards by rollout; a lost one has the lowest in any case."""
     ids = [attempt.rollout_id for attempt in attempts]
     rewards = {key: rows[key]["reward"] for key in ids if not rows[key]["is_lost"]}
     lowest = reward_range[0] if reward_range else min([0.0, *rewards.values()])
@@ -291,7 +291,7 @@ def _make_units(
     rewards: Mapping[str, float],
     b: int,
 ) -> list[Unit]:
-    """Return rollouts since both versions were used, by their sticky user, session or task."""
+    """Return rollouts since both versions were used, by what they stick to."""
     first_ns = {attempt.version: attempt.start_ns for attempt in reversed(scored)}
     pool = [row for row in scored if row.start_ns >= max(first_ns.values(), default=0)]
     if len({attempt.version for attempt in pool}) < 2:
@@ -326,10 +326,8 @@ class LastAttempt(NamedTuple):
 def read_last_attempts(name: str, con: Reader, model: str | None = None) -> list[LastAttempt]:
     """Return the last attempt at each rollout, which its reward is of, by start.
 
-    Args:
-        name: The resource.
-        con: A connection of ``SpanSource.connect_overview``.
-        model: Versions count only by steps of this model, a name or glob; None is any.
+    The connection is one of ``SpanSource.connect_overview``. Versions count only by steps of the
+    ``model``, a name or glob; None is any.
     """
     attempts: list[LastAttempt] = []
     for row in Query(con, _LAST_STEPS).dicts():

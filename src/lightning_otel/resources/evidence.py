@@ -44,15 +44,10 @@ Shares: TypeAlias = Mapping[tuple[float, int], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Differences of rewards, and what they say of their mean.
-
-    Attributes:
-        shares: The differences, as shares of the width of the range.
-        width: That width.
-    """
+    """Differences of rewards, as shares of the range, and their evidence of a mean."""
 
     shares: Shares
-    width: float
+    width: float  # of the range
 
     @property
     def is_above(self) -> bool:
@@ -106,11 +101,7 @@ def format_verdict(verdict: float, missing: int | None, unit: str) -> str:
 
 
 def check_range(reward_range: tuple[float, float] | None) -> tuple[float, float] | None:
-    """Return a range of rewards; None stays None.
-
-    Raises:
-        ConfigError: It is not two numbers, the lower one first.
-    """
+    """Return a range of rewards, two numbers with the lower one first; None stays None."""
     with contextlib.suppress(TypeError, ValueError):
         if reward_range is None:
             return None

@@ -18,20 +18,15 @@ STICKY: Final = 0.25
 
 
 class Unit(NamedTuple):
-    """A rollout, or several that were given their version together.
+    """A rollout, or several that were given their version together."""
 
-    Attributes:
-        key: Its id, or that of the user, session or group.
-        reward: Its reward, or their mean.
-    """
-
-    key: str
+    key: str  # its id, or that of the user, session or group
     is_b: bool
-    reward: float
+    reward: float  # its reward, or their mean
 
 
 class Difference(NamedTuple):
-    """A reward with ``b`` less one with ``a``, and how many pairs of rollouts it is as good as."""
+    """A reward with ``b`` less one with ``a``, and its weight in pairs of rollouts."""
 
     value: float
     weight: float = 1.0
@@ -57,7 +52,7 @@ class Neighbours:
 
 
 def compare_neighbours(units: Sequence[Unit]) -> list[Difference]:
-    """Return the differences of units in order of time; if there is none, that of the means."""
+    """Return differences of units by time; if there is none, that of the means."""
     neighbours = Neighbours()
     differences = [gain for unit in units if (gain := neighbours.add(unit)) is not None]
     if differences:
@@ -67,7 +62,7 @@ def compare_neighbours(units: Sequence[Unit]) -> list[Difference]:
 
 
 def compare_task(units: Sequence[Unit]) -> list[Difference]:
-    """Return differences within a task: of neighbours, or one by one if one version came first."""
+    """Return a task's differences: of neighbours, or one by one if one version came first."""
     if sum(before.is_b != unit.is_b for before, unit in pairwise(units)) > 1:
         return compare_neighbours(units)
     of_a, of_b = ([unit.reward for unit in units if unit.is_b == side] for side in (False, True))

@@ -134,7 +134,7 @@ class Entry:
         return list(self._connection.execute(query.where(*where)))
 
     def take_step_back(self) -> int:
-        """Return the version that was live before; what was made live last is no step any more."""
+        """Return the version that was live before; the last step is none any more."""
         self.require()
         steps = self.steps()
         if self.alias(LIVE) is not None:
@@ -150,15 +150,11 @@ class Entry:
         version: int = steps[0].version
         return version
 
-    def last_move(self) -> int:
-        """Return the number of the change by which an alias moved last; 0 if none did."""
-        query = sa.select(sa.func.max(CHANGES.c.n))
-        where = (CHANGES.c.name == self.name, CHANGES.c.alias != "")
-        return self._connection.scalar(query.where(*where)) or 0
-
-    def last_change(self) -> int:
-        """Return the number of the last publication or move; 0 if there was none."""
+    def last_change(self, *, is_move: bool = False) -> int:
+        """Return the number of the last publication or move, or of the last move; 0 if none."""
         query = sa.select(sa.func.max(CHANGES.c.n)).where(CHANGES.c.name == self.name)
+        if is_move:
+            query = query.where(CHANGES.c.alias != "")
         return self._connection.scalar(query) or 0
 
     def insert(self, **columns: Any) -> Resource:
@@ -189,7 +185,7 @@ class Entry:
         self._note(alias, version, weight, is_step=is_step)
 
     def withdraw(self, reason: str, version: int | None) -> Resource:
-        """Keep that the canary is given to nobody any more, and why; return its version."""
+        """Withdraw the canary, and keep why; return its version."""
         canary = self.alias(CANARY)
         if canary is None:
             self.require()

@@ -16,7 +16,7 @@ FROM spans"""
 
 
 def explain_waiting(resources: "Resources", name: str, store: "Store") -> str:
-    """Return why no more rollouts will decide on a canary; empty if they will, or there is none."""
+    """Return why no more rollouts will decide on a canary; empty if they will."""
     aliases = resources.aliases(name)
     if "canary" not in aliases or (store.layout is not None and not store.layout.exists()):
         return ""

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from typing import Any, Final, NamedTuple, Unpack, get_args
 
@@ -58,15 +59,12 @@ def retract(
             'lightning-otel sql "SELECT span_id, rollout_id, name, value FROM rewards"'
         )
     span = retraction_span(rows[0]["span_id"], rows[0]["rollout_id"], received)
-    (keep or (lambda spans: write_spans(store, spans)))([span])
+    (keep or partial(write_spans, store))([span])
     return rows[0]
 
 
 class Judgement(NamedTuple):
-    """A function's judgement of an attempt, or of one of its trajectories.
-
-    ``values`` are rewards by name; ``failure`` is the reason why it could give none.
-    """
+    """The rewards of an attempt or trajectory by name, or why there is none."""
 
     rollout_id: str
     attempt_id: str
@@ -142,7 +140,7 @@ def apply_rewards(
 
     Args:
         store: Where the spans are, and the rewards go.
-        function: Judges.
+        function: The reward function.
         version: Another one than before is asked about everything anew; it stands behind the names
             of its rewards, as in ``exact_match@2``.
         is_dry_run: Ask the function, and keep nothing.
@@ -251,24 +249,21 @@ def _sum_rewards(trajectories: Iterable[Trajectory]) -> dict[str, float]:
 
 
 def _judge_case(judge: RewardFunction, case: Case, applied: Applied) -> Judgement:
-    judgement = judge.judge(case)
-    values: Mapping[str, float] = {}
-    failure = ""
-    if isinstance(judgement, Failure):
-        applied.failed[judgement.kind] += 1
-        failure = judgement.message
-    elif not judgement:
+    result = judge.judge(case)
+    judgement = Judgement(case.rollout.rollout_id, case.attempt_id, case.trajectory.agent, {})
+    if isinstance(result, Failure):
+        applied.failed[result.kind] += 1
+        return judgement._replace(failure=result.message)
+    if not result:
         applied.none += 1
-    else:
-        applied.rewards += 1
-        applied.total += next(iter(judgement.values()))
-        values = judgement
-    agent = case.trajectory.agent
-    return Judgement(case.rollout.rollout_id, case.attempt_id, agent, values, failure)
+        return judgement
+    applied.rewards += 1
+    applied.total += next(iter(result.values()))
+    return judgement._replace(values=result)
 
 
 def _case_id(judge: RewardFunction, case: Case) -> str:
-    """Return the span id of a judgement: it is the same each time the function is asked."""
+    """Return the span id of a judgement: the same each time."""
     where = (case.trajectory.agent, case.trajectory.branch) if judge.judges_each_trajectory else ()
     key = (judge.name, judge.version, case.rollout.rollout_id, case.attempt_id, *where)
     return derive_span_id(json.dumps(key))

@@ -58,6 +58,4 @@ def read_agreement(store: Store, judge: str, label: str) -> Agreement:
         chance = row["judge_share"] * row["label_share"]
         chance += (1 - row["judge_share"]) * (1 - row["label_share"])
         kappa = (row["same"] / rollouts - chance) / (1 - chance) if chance < 1 else None
-    return Agreement(
-        label, rollouts, row["same"], kappa, row["correlation"], row["difference"]
-    )  # fmt: skip
+    return Agreement(label, rollouts, row["same"], kappa, row["correlation"], row["difference"])

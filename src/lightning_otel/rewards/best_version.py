@@ -1,7 +1,4 @@
-"""The best version of a category's resource, by rewards.
-
-APO publishes a resource of one category as ``name[category]``, such as ``system_prompt[image]``.
-"""
+"""The best version by rewards of ``name[category]``, as APO publishes it."""
 
 import math
 import statistics

@@ -41,12 +41,7 @@ class Chat:
 
 
 def connect_chat(noun: str, model: str, base_url: str | None, timeout_s: float) -> Chat:
-    """Return a model behind the ``openai`` client, which reads its key from the environment.
-
-    Raises:
-        NotInstalledError: There is no ``openai`` client.
-        ConfigError: There is no key, and no server of one's own.
-    """
+    """Return a model behind the ``openai`` client, which reads its key from the environment."""
     try:
         import openai
     except ModuleNotFoundError as exc:

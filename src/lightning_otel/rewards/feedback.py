@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
@@ -177,11 +178,10 @@ def emit_feedback(
 ) -> str | None:
     """Store feedback as a reward, now or days later, from this process or another.
 
-    Its span keeps the answers. Without a target it judges the rollout that is being recorded. The
-    first four are as :func:`reward_from_feedback` takes them.
+    Its span keeps the answers. Without a target it judges the rollout that is being recorded.
 
     Args:
-        quality_score: 0 to 100.
+        quality_score: With the three after it as :func:`reward_from_feedback` takes them.
         rating: Stars, 0 to 5.
         satisfied: True if they were.
         used_result: True if they used what they got.
@@ -278,9 +278,6 @@ def give(
 
     Feedback on spans of ``known`` rollouts alone, whose ids are all new, is given without a look at
     the store. ``keep`` keeps spans in its place.
-
-    Raises:
-        StoreError: The store cannot be read or written; not all of it was given.
     """
     if not feedback:
         return []
@@ -306,14 +303,14 @@ def give(
             results.append(StoredReward(span_id, home.rollout_id, is_new=True))
     if spans:
         spans += labels.retract_earlier(store, spans)
-        (keep or (lambda spans_: write_spans(store, spans_)))(spans)
+        (keep or partial(write_spans, store))(spans)
     return results
 
 
 def _look_up(
     store: Store, feedback: Sequence[Feedback], span_ids: Sequence[str]
 ) -> tuple[dict[int, _Target], dict[str, tuple[float, str]]]:
-    """Return targets by position, and the number and rollout of rewards that are there already."""
+    """Return targets by position, and rewards that are there already."""
     nouns = {piece.noun for piece in feedback}
     columns = (*NARROW_COLUMNS, "attributes") if "conversation" in nouns else INDEX_COLUMNS
     con = store.source.connect(("spans",), columns)

@@ -101,7 +101,7 @@ class RewardFunction:
 
     @property
     def judges_each_trajectory(self) -> bool:
-        """True if it is called for each trajectory, rather than once for an attempt."""
+        """True if it is called for each trajectory, not once an attempt."""
         return _TRAJECTORY in self.asked.values()
 
     def judge(self, case: Case) -> dict[str, float] | Failure | None:

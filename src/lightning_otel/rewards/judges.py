@@ -16,6 +16,7 @@ from opentelemetry.instrumentation.utils import suppress_instrumentation
 from lightning_otel.errors import ConfigError, NotInstalledError, install_command
 from lightning_otel.rewards.chat_model import Model, connect_chat
 from lightning_otel.rewards.functions import JudgeError, Score
+from lightning_otel.types.values import parse_json
 
 __all__ = ["Judge", "Score", "exact", "json_schema", "regex", "rubric"]
 
@@ -91,10 +92,7 @@ def exact(path: str = "want", *, name: str = "exact") -> Judge:
 def _is_same(answer: str, expected: object) -> bool:
     if isinstance(expected, str):
         return answer.strip() == expected.strip()
-    try:
-        return bool(json.loads(answer) == expected)
-    except ValueError:
-        return False
+    return bool(parse_json(answer) == expected)
 
 
 def regex(pattern: str, *, name: str = "regex") -> Judge:
@@ -163,7 +161,7 @@ def rubric(
         text: The rubric.
         model: A model's name, or a function that takes a prompt and returns an answer.
         base_url: The model's server; by default the ``openai`` client's.
-        timeout_s: How long an answer may take, in seconds.
+        timeout_s: Limit of an answer, seconds.
         name: Of the reward.
 
     Raises:
@@ -194,12 +192,7 @@ def _ask(ask: Model, prompt: str) -> str:
     except Exception as exc:
         # Told by name, as the client is imported by who has one.
         kind = type(exc).__name__
-        if kind in (
-            "AuthenticationError",
-            "PermissionDeniedError",
-            "NotFoundError",
-            "APIConnectionError",
-        ):
+        if kind in _HOPELESS:
             raise JudgeError(
                 f"the judge cannot be asked: {kind}: {exc}; rewards given until now are kept, and "
                 "the same command goes on"
@@ -210,11 +203,7 @@ def _ask(ask: Model, prompt: str) -> str:
 def read_judge(
     reference: str, *, model: str | None = None, base_url: str | None = None
 ) -> Judge | None:
-    """Return the judge that ``exact:PATH``, ``regex:PATTERN``, … names; None if it names none.
-
-    Raises:
-        ConfigError: It is none as written, or the file cannot be read.
-    """
+    """Return the judge that ``exact:PATH``, ``regex:PATTERN``, … names; None if it names none."""
     kind, _, value = reference.partition(":")
     if kind not in _USES:
         return None

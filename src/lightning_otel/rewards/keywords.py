@@ -127,7 +127,7 @@ def _find_words(
 
 
 def _chance_of(earned: Sequence[float], rewards: Sequence[float]) -> float:
-    """Return the chance that so many of a word's answers lie above the median by accident."""
+    """Return the chance of so many answers above the median by accident."""
     middle = statistics.median(rewards)
     good = sum(reward > middle for reward in rewards)
     hits, size, total = sum(reward > middle for reward in earned), len(earned), len(rewards)

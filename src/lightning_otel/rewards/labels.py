@@ -22,11 +22,6 @@ WHERE author IS NOT NULL AND rollout_id IN (SELECT unnest(?)) ORDER BY start_ns"
 
 
 def _check_word(what: str, text: str) -> str:
-    """Return the name of a score or person without spaces around it.
-
-    Raises:
-        ConfigError: It is empty, too long, or has a comma or a control character.
-    """
     word = text.strip()
     if not word or len(word) > _LONGEST or "," in word or not word.isprintable():
         raise ConfigError(
@@ -36,11 +31,7 @@ def _check_word(what: str, text: str) -> str:
 
 
 def describe_author(name: str | None = None, author: str | None = None) -> dict[str, str]:
-    """Return the attributes of a reward that say its name and who gave it.
-
-    Raises:
-        ConfigError: One of them is no word, or the name is that of programs' own rewards.
-    """
+    """Return the attributes of a reward that say its name and who gave it."""
     check_types({"name": name, "author": author}, describe_author.__annotations__)
     attributes = {}
     if name is not None:
@@ -54,13 +45,7 @@ def describe_author(name: str | None = None, author: str | None = None) -> dict[
 
 
 def retract_earlier(store: "Store", spans: Sequence[Span]) -> list[Span]:
-    """Return retractions of the labels whose place new ones take: of one author, name and target.
-
-    Of several new ones the last counts.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
+    """Return retractions of labels that later ones replace."""
     own: dict[tuple[object, ...], Span] = {}
     retractions = []
     for span in (span for span in spans if c.REWARD_AUTHOR in span.attributes):
@@ -86,9 +71,5 @@ def _identify(span: Span) -> tuple[object, ...]:
 
 
 def list_labels(store: "Store", rollout_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the labels of some rollouts that count: whose, when, name and value.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
+    """Return the labels of some rollouts that count: whose, when, name and value."""
     return read_overview(store.source, _LABELS, [list(rollout_ids)])

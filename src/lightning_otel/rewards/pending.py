@@ -163,7 +163,7 @@ def settle_pending(store: Store) -> Settled:
 
 
 def _find_held(connection: "sa.Connection", feedback: Feedback) -> Conflict | bool:
-    """Return True if the same feedback waits; a clash if other feedback has its id."""
+    """Return True if it waits already; a conflict if other feedback has its id."""
     mine = FEEDBACK.c.feedback_id == feedback.feedback_id
     row = connection.execute(sa.select(FEEDBACK).where(mine)).one_or_none()
     if row is None or _content_of(_feedback_of(row)) == _content_of(feedback):
@@ -177,7 +177,7 @@ def _content_of(feedback: Feedback) -> tuple[object, ...]:
 
 
 def _check_room(connection: "sa.Connection", feedback: Feedback) -> None:
-    """Refuse feedback above the limits; senders without a key have a share of their own."""
+    """Refuse feedback above the limits; keyless senders have their own."""
     query, most = sa.select(sa.func.count()).select_from(FEEDBACK), MOST
     if str(feedback.attributes.get(c.RECEIVED, "")).startswith(OPEN):
         mark = json.dumps({c.RECEIVED: OPEN})[1:-2]

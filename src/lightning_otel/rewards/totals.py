@@ -8,12 +8,14 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from lightning_otel.dataset import Store
+from lightning_otel.messages import object_of
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.source import read_overview
 from lightning_otel.store.views import LAST_REWARD
+from lightning_otel.types.values import parse_json
 
 KEY: Final = "category"
 """Where a task says what kind it is of."""
@@ -99,13 +101,9 @@ def count_totals(store: Store) -> StoreTotals:
 
 def category_of_task(text: str | None) -> str:
     """The category that a task says, as JSON text; empty if none."""
-    if not text or KEY not in text:
-        return ""
-    try:
-        task: Any = json.loads(text)
-    except ValueError:  # of others, who write no JSON there
-        return ""
-    category = task.get(KEY) if isinstance(task, dict) else None
+    # To parse the tasks of a large store takes long; others write no JSON there.
+    task = parse_json(text) if text and KEY in text else None
+    category = object_of(task).get(KEY)
     return category if isinstance(category, str) else ""
 
 

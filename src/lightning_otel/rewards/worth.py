@@ -84,12 +84,11 @@ _make_table: Final = lru_cache(8)(Prices)
 
 
 def _count_tokens(step: Transition) -> tuple[int, int]:
-    prompt_count = (
-        step.input_tokens if step.input_tokens is not None else len(step.prompt_ids) or None
-    )
-    answered = (
-        step.output_tokens if step.output_tokens is not None else len(step.response_ids) or None
-    )
+    prompt_count, answered = step.input_tokens, step.output_tokens
+    if prompt_count is None:
+        prompt_count = len(step.prompt_ids) or None
+    if answered is None:
+        answered = len(step.response_ids) or None
     if prompt_count is None or answered is None:
         raise ConfigError(
             f"step {step.step} does not say how many tokens the model {step.model!r} took; leave "

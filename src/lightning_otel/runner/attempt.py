@@ -178,7 +178,7 @@ def _run_agent(
 
 
 def _await_applied(agent: Agent, rollout: Rollout, resources: Mapping[str, Resource]) -> None:
-    """Wait until requests are made with the resources that the attempt is stamped with."""
+    """Wait until requests are made with the stamped resources."""
     frame = capture.current_frame()
     assigner = frame.assigner if frame is not None else None
     if assigner is None or not resources:
@@ -198,7 +198,7 @@ def _await_applied(agent: Agent, rollout: Rollout, resources: Mapping[str, Resou
 def emit_answer(
     answer: Answer, recording: Recording, evaluator: RewardEvaluator | None
 ) -> float | None:
-    """Emit the reward that an agent, or else its evaluator, returned; return the primary one."""
+    """Emit the agent's reward, or its evaluator's; return the primary one."""
     recording.result = answer
     is_judged = evaluator is not None
     if evaluator is not None:
@@ -220,7 +220,7 @@ def emit_answer(
 
 
 class AttemptThread:
-    """A daemon thread that makes attempts one after the other, while another one looks on."""
+    """A daemon thread that makes attempts, watched by another."""
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[tuple[Job, Callable[[], Outcome]] | None] = SimpleQueue()

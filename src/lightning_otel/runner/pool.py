@@ -51,24 +51,13 @@ def run_workers(
 ) -> int:
     """Run rollouts with several workers until none is left; return the number of attempts.
 
-    A dead worker process is replaced, and its rollout is tried again if it may be.
+    A dead worker process is replaced, and its rollout is tried again if it may be. What is not
+    said here is as for :class:`Runner` and :meth:`Runner.run`.
 
-    Args:
-        n: Workers at the same time.
-        agent: Whatever :func:`agent_of` takes; for processes it must pickle.
-        kind: ``threads`` of this process; ``processes`` of this machine, each of which is killed
-            with an attempt that hangs; or ``ray`` actors on however many machines.
-        store: As for :class:`Runner`; on each machine, its own under this name.
-        queue: The source of rollouts.
-        resources: The source of the agent's resources.
-        hooks: Called around each attempt; for processes they must pickle.
-        reward_evaluator: Judges each attempt in the agent's place.
-        apply: Make the requests of an agent that does not take resources with them.
-        modes: The modes of rollouts that are taken.
-        lease_s: Seconds without a heartbeat after which a worker counts as dead.
-        until_empty: As for :meth:`Runner.run`.
-        stop: As for :meth:`Runner.run`.
-        options: Of Ray's actors, by Ray's names, such as ``{"num_cpus": 0.5}``.
+    ``kind`` is ``threads`` of this process; ``processes`` of this machine, each of which is killed
+    with an attempt that hangs; or ``ray`` actors on however many machines, with ``options`` by
+    Ray's names, such as ``{"num_cpus": 0.5}``, and on each machine its own store of this name. For
+    processes agent, hooks and evaluator must pickle.
 
     Raises:
         ConfigError: The agent cannot be sent to another process, or an extra is missing.
@@ -128,7 +117,7 @@ def _run_others(
     n: int, make: Callable[[int], Runner], start: Callable[[Runner], Any], queue: Queue, stop: Stop,
     is_done: Callable[[], bool],
 ) -> int:  # fmt: skip
-    """Supervise worker processes until the queue is empty; return the number of attempts."""
+    """Supervise processes until the queue is empty; count their attempts."""
     worker_ids: list[str] = []
     members: dict[str, Any] = {}
 

@@ -13,7 +13,7 @@ from lightning_otel.state import State
 
 
 def make_starter(state: State, options: Mapping[str, Any]) -> "Callable[..., Actor]":
-    """Return a function that starts workers on Ray; start Ray here if there is no cluster."""
+    """Return a starter of workers on Ray; start Ray here without a cluster."""
     try:
         ray = import_module("ray")
     except ModuleNotFoundError as exc:

@@ -1,4 +1,4 @@
-"""The runner: has the agent act on one rollout after the other, of the queue or given here."""
+"""The runner: has the agent act on rollouts, of the queue or given here."""
 
 import itertools
 import logging
@@ -268,7 +268,7 @@ class Runner:
         return agent, None
 
     def _attend_lease(self, lease: Lease, job: Job, queue: Queue | None) -> bool:
-        """Prolong the lease until the attempt is over, or lost or overdue: then return False."""
+        """Prolong the lease until the end; False if it is lost or overdue."""
         now_ns = time.time_ns if queue is None else queue.state.now_ns
         while True:
             wait_s = min(self._lease_s / 3, _HEARTBEAT_S)
@@ -337,7 +337,7 @@ def run_rollouts(
 def run_threads(
     runners: Sequence[Runner], stop: Stop, work: Callable[[Runner, Stop], object]
 ) -> None:
-    """Have each runner work in a thread of its own; raise what the first of them raised."""
+    """Run each runner in a thread; raise what the first of them raised."""
     over = threading.Event()
     failed: list[BaseException] = []
 

@@ -33,7 +33,7 @@ from lightning_otel.state.rollouts import (
 from lightning_otel.state.tables import ATTEMPTS, PAUSES, ROLLOUTS
 from lightning_otel.types import Mode, Rollout, RolloutStatus
 from lightning_otel.types.rollouts import FINAL
-from lightning_otel.types.values import check_finite, check_seconds
+from lightning_otel.types.values import check_finite, check_seconds, check_types
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -51,8 +51,10 @@ class Queue:
         """Open the queue of a state, and create missing tables.
 
         Raises:
+            ConfigError: It is no state.
             StateError: The state cannot be read or made.
         """
+        check_types({"state": state}, Queue.__init__.__annotations__)
         state.ensure(ROLLOUTS, ATTEMPTS, PAUSES)
         self.state = state
         self._leases = Leases(state, ROLLOUTS, leased="running", on_expired=expire_attempt)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, SPAN_COLUMNS, build_span
 from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
-from lightning_otel.store.views import IS_ANNOTATION, IS_BARE_REWARD
+from lightning_otel.store.views import ALIVE, ATTEMPTS, IS_ANNOTATION, IS_BARE_REWARD
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import duckdb
 
     from lightning_otel.adapter.continuations import Reference
+    from lightning_otel.adapter.selection import Selection as StepSelection
+    from lightning_otel.store.source import SpanSource
+    from lightning_otel.store.table import Query
 
     Con = duckdb.DuckDBPyConnection
 
@@ -29,6 +32,8 @@ SpanKey = tuple[str, str]
 """Trace and span id."""
 BATCH_SPANS: Final = 6_000
 """Spans that are in memory at once, unless a rollout has more."""
+_THREADS: Final = 2
+_LOOKED_AT: Final = ("spans", ALIVE)
 TOKENS_A_SPAN: Final = 500
 """A call weighs a span more for so many tokens: that many are 2 KB of text."""
 MAY_MOVE: Final = f"""(
@@ -52,6 +57,8 @@ _CANDIDATES: Final = f"SELECT {', '.join(NARROW_COLUMNS)}, attributes FROM spans
 _NAMED: Final = f"""
 SELECT {", ".join(NARROW_COLUMNS)} FROM spans
 WHERE span_id IN (SELECT unnest($1)) OR response_id IN (SELECT unnest($1))"""
+_INCOMPLETE: Final = f"""
+SELECT rollout_id, attempt_id FROM ({ATTEMPTS}) WHERE status = 'incomplete'"""
 _MOVED: Final = """
 CREATE OR REPLACE TEMP TABLE moved (
   trace_id VARCHAR, span_id VARCHAR, own_rollout VARCHAR, reward_ns BIGINT, target_rollout VARCHAR)
@@ -253,6 +260,69 @@ def adjust_selection(con: "Con", selection: Selection) -> Selection:
         only=[row[:2] for row in arrived],
     )
     return replace(selection, also=also)
+
+
+def connect_with_moved(source: "SpanSource") -> "Con":
+    """Return a connection whose table ``moved`` holds the rewards that go to another rollout."""
+    con = source.connect(_LOOKED_AT, INDEX_COLUMNS)
+    create_moved_table(con)
+    return con
+
+
+def read_rollouts(source: "SpanSource", selection: Selection) -> "Query":
+    """Return the spans of whole rollouts, each reward with the rollout it judges."""
+    con = connect_with_moved(source)
+    return source.fetch(adjust_selection(con, selection), con)
+
+
+def read_batches(
+    source: "SpanSource", wanted: "StepSelection | None" = None, con: "Con | None" = None
+) -> Iterator[Iterator[Span]]:
+    """Yield the spans of whole rollouts, gathered until they are enough.
+
+    Of what is wanted, only rollouts, agents and times are looked at. The connection is one of
+    :func:`connect_with_moved`.
+    """
+    con = con or connect_with_moved(source)
+    if source.layout is not None:
+        con.execute("SET enable_external_file_cache = false")
+        con.execute(f"SET threads = {_THREADS}")  # each reads a row group at once
+    clauses = ("true", "true", []) if wanted is None else make_clauses(con, wanted)
+    for selection in make_selections(con, *clauses):
+        yield map(build_span, source.fetch(selection, con).dicts())
+
+
+def make_clauses(
+    con: "Con", selection: "StepSelection", rollout: str = ROLLOUT
+) -> tuple[str, str, list[Any]]:
+    """Return the wanted rollouts as SQL over ``spans`` grouped by rollout: where, having, values.
+
+    ``rollout`` is their id.
+    """
+    where, having, values = ["true"], ["true"], list[Any]()
+    if selection.rollout_ids is not None:
+        where.append(f"{rollout} IN (SELECT unnest(?::VARCHAR[]))")
+        values.append(list(selection.rollout_ids))
+    # A call outside any agent is nobody's, whose name is empty: then nothing can be left unread.
+    if selection.agents and not selection.wants_agent(""):
+        names = con.execute("SELECT DISTINCT agent FROM spans WHERE agent IS NOT NULL").fetchall()
+        chosen = f"SELECT {ROLLOUT} FROM spans WHERE agent IN (SELECT unnest(?::VARCHAR[]))"
+        where.append(f"{rollout} IN ({chosen})")
+        values.append([name for (name,) in names if selection.wants_agent(name)])
+    for sign, time_ns in ((">=", selection.since_ns), ("<", selection.until_ns)):
+        if time_ns is not None:
+            having.append(f"min(start_ns) {sign} ?")
+            values.append(time_ns)
+    return " AND ".join(where), " AND ".join(having), values
+
+
+def list_incomplete(source: "SpanSource", con: "Con | None" = None) -> frozenset[tuple[str, str]]:
+    """Return rollout and attempt ids of what broke off, as its process died."""
+    con = con or source.connect(_LOOKED_AT, INDEX_COLUMNS)
+    # Few stores hold an open span, and to look at all attempts costs more.
+    if not con.execute("SELECT 1 FROM spans WHERE end_ns IS NULL LIMIT 1").fetchall():
+        return frozenset()
+    return frozenset(con.execute(_INCOMPLETE).fetchall())
 
 
 def read_origins(

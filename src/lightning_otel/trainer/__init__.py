@@ -38,8 +38,8 @@ from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.resources import Resources
 from lightning_otel.resources.evidence import check_range
 from lightning_otel.rewards.pending import settle_pending
-from lightning_otel.runner import Hook
 from lightning_otel.runner.agents import agent_of
+from lightning_otel.runner.attempt import Hook
 from lightning_otel.state import State
 from lightning_otel.state.runs import Metric, Runs, TrainingRun
 from lightning_otel.tracing import RewardEvaluator
@@ -53,14 +53,11 @@ log = logging.getLogger(__name__)
 
 __all__ = ["Evaluation", "Fit", "Fitting", "Trainer", "Verdict"]
 
-_TYPES: Final[Mapping[str, Any]] = {
-    "algorithm": str | type[BaseAlgorithm] | BaseAlgorithm,
-    **get_type_hints(
-        TrainingOptions,
-        None,
-        {"Store": Store, "State": State, "Hook": Hook, "RewardEvaluator": RewardEvaluator},
-    ),
-}
+_TYPES: Final[Mapping[str, Any]] = get_type_hints(
+    TrainingOptions,
+    None,
+    {"Store": Store, "State": State, "Hook": Hook, "RewardEvaluator": RewardEvaluator},
+)
 _LEAST: Final = {
     "min_batch_size": 1, "max_iterations": 1, "samples": 1, "workers": 0, "max_attempts": 1
 }  # fmt: skip
@@ -108,7 +105,7 @@ class Fitting:
 
 
 class Trainer:
-    """Trains an agent: runs it or reads its recorded rollouts, and publishes better resources."""
+    """Trains an agent, run or recorded, and publishes better resources."""
 
     @overload
     def __init__(
@@ -135,7 +132,7 @@ class Trainer:
         Raises:
             ConfigError: An argument cannot be used.
         """
-        check_types({"algorithm": algorithm, **options}, _TYPES)
+        check_types(options, _TYPES)
         settings = dict(options)
         extras = {name: settings.pop(name) for name in options if name not in _TYPES}
         self.algorithm = make_backend_algorithm(

@@ -57,7 +57,7 @@ class TrainingWorker:
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
     def work(self, stop: Stop, ended: Ended) -> int:
-        """Take requests until told to stop, after the step under way; return how many were done."""
+        """Take requests until told to stop; return how many were done."""
         count = 0
         takes: Collection[str] | None = [self._algorithm] if self._algorithm else None
         announced_s = -math.inf
@@ -92,7 +92,7 @@ class TrainingWorker:
         return True
 
     def _fit_request(self, request: TrainingRequest, stop: Stop) -> Fit | None:
-        """Run a request, or give it back if stopped; return None if its run was over already."""
+        """Run a request, or give it back; return None if its run was over."""
         algorithm = request.algorithm or self._algorithm
         if not algorithm:
             raise ConfigError(

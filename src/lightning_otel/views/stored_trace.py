@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.adapter import Adaptation, readers
 from lightning_otel.dataset import Store
-from lightning_otel.dataset.batches import read_rollouts
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store.lookup import find_rollout
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, build_span
-from lightning_otel.store.selection import INDEX_COLUMNS, Selection
+from lightning_otel.store.selection import INDEX_COLUMNS, Selection, read_rollouts
 from lightning_otel.store.source import SpanSource, at_moment
 from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
 from lightning_otel.store.table import Query

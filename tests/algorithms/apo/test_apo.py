@@ -5,7 +5,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -28,16 +28,6 @@ APO: Any = get("apo")
 DESK = desk()
 Given = Mapping[str, Any]
 Act = Callable[..., float | None]
-
-
-@pytest.fixture
-def model() -> Iterator[tuple[DemoServer, openai.OpenAI]]:
-    """The example's models, and a client for them."""
-    with (
-        DemoServer(DESK.Model()) as server,
-        openai.OpenAI(base_url=server.base_url, api_key="none") as client,
-    ):
-        yield server, client
 
 
 def trainer_of(store: Store, agent: Act | None, apo: Any, **options: Any) -> Trainer:
@@ -94,10 +84,10 @@ def test_apo_lifts_the_reward_of_tasks_it_never_saw(
 
 
 def test_apo_works_on_an_agent_that_knows_nothing_of_it(
-    model: tuple[DemoServer, openai.OpenAI], store: Store, monkeypatch: pytest.MonkeyPatch
+    server: DemoServer, client: openai.OpenAI, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where `apply` is on, what is tried and what was found replace the agent's own prompt."""
-    server, client = model
+    server.policy = DESK.Model()
     monkeypatch.setenv("LIGHTNING_OTEL_APPLY", "1")
 
     def agent(task: Any) -> float:
@@ -193,23 +183,19 @@ class Mimic:
         return Reply(text=said[-1].upper() if is_large else said[-1])
 
 
-def test_apo_draws_examples_from_what_went_well(store: Store) -> None:
+def test_apo_draws_examples_from_what_went_well(
+    store: Store, server: DemoServer, client: openai.OpenAI
+) -> None:
     """What earned a reward in training is shown, and other tasks are done like it."""
-    with (
-        DemoServer(Mimic()) as server,
-        openai.OpenAI(base_url=server.base_url, api_key="none") as client,
-    ):
+    server.policy = Mimic()
 
-        def agent(task: Any, resources: Given) -> float:
-            asked = [
-                *resources["system_prompt"].prompt.messages(),
-                {"role": "user", "content": task},
-            ]
-            reply = client.chat.completions.create(model="mimic", messages=asked)
-            return float((reply.choices[0].message.content or "").isupper())
+    def agent(task: Any, resources: Given) -> float:
+        asked = [*resources["system_prompt"].prompt.messages(), {"role": "user", "content": task}]
+        reply = client.chat.completions.create(model="mimic", messages=asked)
+        return float((reply.choices[0].message.content or "").isupper())
 
-        apo = APO(reflection_lm=lambda prompt: DESK.SEED, few_shot=1, num_candidates=4)
-        fit = trainer_of(store, agent, apo).fit(["apple", "tea", "corn"], ["wine", "bread"])
+    apo = APO(reflection_lm=lambda prompt: DESK.SEED, few_shot=1, num_candidates=4)
+    fit = trainer_of(store, agent, apo).fit(["apple", "tea", "corn"], ["wine", "bread"])
 
     assert fit.verdict.live == 0.5
     assert fit.verdict.candidate == 1.0
@@ -363,16 +349,17 @@ class Answerer:
     ],
 )
 def test_apo_learns_from_recorded_runs_alone(
-    store: Store, own: str, written: str, becomes: str
+    store: Store, server: DemoServer, client: openai.OpenAI, own: str, written: str, becomes: str
 ) -> None:
     """Recorded prompt and rewards, a text as canary, and verdict by what unchanged runs emit."""
+    server.policy = Answerer()
     prompts: list[str] = []
 
     def writer(prompt: str) -> str:
         prompts.append(prompt)
         return written
 
-    def run(client: openai.OpenAI, count: int, *, apply: bool) -> None:
+    def run(count: int, *, apply: bool) -> None:
         for number in range(count):
             with auto_trace(store=store, apply=apply, agent="clerk"):
                 said: Any = [
@@ -386,18 +373,14 @@ def test_apo_learns_from_recorded_runs_alone(
         apo = APO(reflection_lm=writer, optimization_target="system_prompt")
         return Trainer(store=store, algorithm=apo).train()
 
-    with (
-        DemoServer(Answerer()) as server,
-        openai.OpenAI(base_url=server.base_url, api_key="none") as client,
-    ):
-        run(client, 6, apply=False)
-        first = train()
-        resources = Resources(State.beside(store))
-        resources.set_alias("system_prompt", "canary", 2, weight=0.5)
-        waiting = train()
-        run(client, 44, apply=True)
-        second = train()
-        sent = Counter(str((each.request or {})["messages"][0]["content"]) for each in server.log)
+    run(6, apply=False)
+    first = train()
+    resources = Resources(State.beside(store))
+    resources.set_alias("system_prompt", "canary", 2, weight=0.5)
+    waiting = train()
+    run(44, apply=True)
+    second = train()
+    sent = Counter(str((each.request or {})["messages"][0]["content"]) for each in server.log)
 
     assert resources.get("system_prompt", 1).prompt.format() == own
     assert resources.get("system_prompt", 2).body["template"] == written
@@ -423,18 +406,14 @@ def test_apo_learns_from_recorded_runs_alone(
     [([], "no recorded call has a system message"), (list("abc"), "3 different system messages")],
 )
 def test_apo_refuses_recorded_runs_without_a_prompt(
-    store: Store, systems: list[str], why: str
+    store: Store, client: openai.OpenAI, systems: list[str], why: str
 ) -> None:
     """What to publish by hand is said."""
-    with (
-        DemoServer(Answerer()) as server,
-        openai.OpenAI(base_url=server.base_url, api_key="none") as client,
-    ):
-        for system in systems or [""]:
-            said: Any = [{"role": "system" if system else "user", "content": system or "hi"}]
-            with auto_trace(store=store):
-                client.chat.completions.create(model="clerk", messages=said)
-                emit_reward(0.0)
+    for system in systems or [""]:
+        said: Any = [{"role": "system" if system else "user", "content": system or "hi"}]
+        with auto_trace(store=store):
+            client.chat.completions.create(model="clerk", messages=said)
+            emit_reward(0.0)
 
     with pytest.raises(TrainingError, match=f"{why}.*resources publish system_prompt"):
         Trainer(store=store, algorithm=APO(reflection_lm=never)).train()
@@ -473,25 +452,24 @@ class Erring:
     ],
 )
 def test_apo_loses_one_proposal_to_a_writer_that_errs(
-    store: Store, first: object, is_server: bool
+    store: Store, server: DemoServer, first: object, is_server: bool
 ) -> None:
     """The next one is as good as ever, and the run goes on to its end."""
-    erring = Erring(first)
-    with DemoServer(erring) as server:
-        http = APO(model="writer", base_url=server.base_url, timeout_s=0.3)
-        apo = http if is_server else APO(reflection_lm=erring.write)
-        fit = trainer_of(store, polite, apo).fit([1], [2])
+    server.policy = erring = Erring(first)
+    http = APO(model="writer", base_url=server.base_url, timeout_s=0.3)
+    apo = http if is_server else APO(reflection_lm=erring.write)
+    fit = trainer_of(store, polite, apo).fit([1], [2])
 
     assert fit.run.status == "succeeded"
     assert fit.resources["system_prompt"].body["template"] == "Answer, please."
 
 
-def test_apo_says_what_a_server_refused(store: Store) -> None:
+def test_apo_says_what_a_server_refused(store: Store, server: DemoServer) -> None:
     """A model that cannot be reached is given up like one that says nothing."""
-    with DemoServer() as server:
-        apo = APO(model="fail-400", base_url=server.base_url)
-        with pytest.raises(TrainingError, match=r"3 times in a row.*BadRequestError"):
-            trainer_of(store, polite, apo).fit([1], [2])
+    apo = APO(model="fail-400", base_url=server.base_url)
+
+    with pytest.raises(TrainingError, match=r"3 times in a row.*BadRequestError"):
+        trainer_of(store, polite, apo).fit([1], [2])
 
 
 ENDPOINT = {"base_url": "http://127.0.0.1:1/v1", "model": "toy"}

@@ -69,26 +69,24 @@ class Bomb:
         return os.mkdir, (str(self.place),)
 
 
-def test_apo_goes_on_after_a_kill(store: Store, tmp_path: Path) -> None:
+def test_apo_goes_on_after_a_kill(
+    store: Store, tmp_path: Path, server: DemoServer, client: openai.OpenAI
+) -> None:
     """What was tried is not tried again, what was found is kept, and no pickle is trusted."""
     assert store.layout is not None
     train, val, _ = DESK.tasks()
-    killer = Killer()
+    server.policy = killer = Killer()
     bomb = Bomb(tmp_path / "exploded")
-    with (
-        DemoServer(killer) as server,
-        openai.OpenAI(base_url=server.base_url, api_key="none") as client,
-    ):
-        command = [sys.executable, "-c", CHILD, EXAMPLES / "apo.py", server.base_url, store.name]
-        with subprocess.Popen(command) as killer.child:
-            killer.child.wait(50)
-        assert killer.child.returncode == -signal.SIGKILL
-        for folder in store.layout.root.glob("runs/*/gepa"):
-            (folder / "gepa_state.bin").write_bytes(pickle.dumps(bomb))
+    command = [sys.executable, "-c", CHILD, EXAMPLES / "apo.py", server.base_url, store.name]
+    with subprocess.Popen(command) as killer.child:
+        killer.child.wait(50)
+    assert killer.child.returncode == -signal.SIGKILL
+    for folder in store.layout.root.glob("runs/*/gepa"):
+        (folder / "gepa_state.bin").write_bytes(pickle.dumps(bomb))
 
-        apo = APO(model="writer", base_url=server.base_url)
-        resumed = Trainer(DESK.agent_of(client), apo, store=store)
-        fit = resumed.resume_from_checkpoint("@last").fit(train[:2], val)
+    apo = APO(model="writer", base_url=server.base_url)
+    resumed = Trainer(DESK.agent_of(client), apo, store=store)
+    fit = resumed.resume_from_checkpoint("@last").fit(train[:2], val)
 
     assert not bomb.place.exists()
     assert fit.promoted == ("system_prompt",)

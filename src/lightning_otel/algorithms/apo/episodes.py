@@ -169,13 +169,13 @@ def list_tasks(store: "Store") -> list[Any]:
 
 
 def split_tasks(tasks: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Return tasks to learn from, and a third of them to choose by; none if there are too few."""
+    """Return tasks to learn from, and a third to choose by, if there are enough."""
     val = tasks[_HELD_OUT - 1 :: _HELD_OUT]
     return [task for n, task in enumerate(tasks, 1) if n % _HELD_OUT or not val], val
 
 
 def publish_prompt(context: "Run", name: str, batch: Batch) -> Resource:
-    """Publish the system message of the recorded calls as the first version of a prompt."""
+    """Publish the recorded system message as a prompt's first version."""
     agent = name.rpartition("/")[0]
     prompts = Counter(
         str(chat.messages[0]["content"])
@@ -201,7 +201,7 @@ def publish_prompt(context: "Run", name: str, batch: Batch) -> Resource:
 def propose(
     context: "Run", batch: Batch, texts: Texts, apo: "APO", first: Sequence[Candidate]
 ) -> None:
-    """Have the model rewrite prompts by what recorded runs did and earned, and publish that."""
+    """Have the model rewrite prompts by recorded runs, and publish that."""
     ranked = sorted(_read_batch(context, batch, apo), key=lambda episode: episode.score)
     top, count = apo.perfect_score, apo.minibatch_size
     bodies: dict[str, dict[str, Any]] = {}

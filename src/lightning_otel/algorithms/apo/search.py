@@ -48,7 +48,7 @@ _NOT_KEPT: Final = ("_budget_hooks", "evaluation_cache")
 
 
 class StoppedError(Exception):
-    """The run is to stop, and rollouts were left as they were: there is nothing to judge by."""
+    """The run is to stop, and there is nothing to judge by."""
 
 
 class Search:

@@ -78,7 +78,7 @@ class Texts:
                 self.seed[name + EXAMPLES] = write_examples(body.get("examples") or ())
 
     def bodies(self, candidate: Candidate) -> dict[str, dict[str, Any]]:
-        """Return the body of each resource, with a candidate's texts in place of its own."""
+        """Return the bodies of resources with a candidate's texts."""
         bodies = {}
         for name, seed in self._bodies.items():
             bodies[name] = {**seed, "template": candidate[name]}
@@ -209,7 +209,7 @@ class Writer:
             )
 
     def rewrite(self, candidate: Candidate, records: Records) -> Candidate:
-        """Return new texts for those of a candidate that there are records of, where usable."""
+        """Return usable new texts for those of a candidate with records."""
         texts = {}
         for name, entries in records.items():
             try:

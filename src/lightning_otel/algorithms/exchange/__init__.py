@@ -1,7 +1,4 @@
-"""Exchange of spans and rewards with Agent Lightning 0.3's running store, over HTTP.
-
-``choose_backend`` decides if its package can be used here; ``algorithms/microsoft.py`` runs it.
-"""
+"""Exchange of spans and rewards with Agent Lightning 0.3's running store, over HTTP."""
 
 import importlib
 import logging
@@ -39,9 +36,6 @@ def choose_backend(choice: Backend = "auto", *, unfit: str = "") -> Literal["bui
     """Choose the backend from the requested and the installed ones; warn where ``auto`` falls back.
 
     ``unfit`` is the reason why Agent Lightning cannot do what is asked, though it may be installed.
-
-    Raises:
-        ConfigError: There is no such backend, or ``microsoft`` cannot be used.
     """
     if choice not in get_args(Backend):
         raise ConfigError(

@@ -57,7 +57,7 @@ class Client:
 
     def rollouts(self) -> Iterator[Found]:
         """Read every rollout there."""
-        yield from self._read_pages("/rollouts", {"sort_by": "start_time"})
+        return self._read_pages("/rollouts", {"sort_by": "start_time"})
 
     def attempts(self, rollout_id: str) -> list[Found]:
         """Read the attempts at a rollout, in order."""
@@ -67,7 +67,7 @@ class Client:
     def spans(self, rollout_id: str, attempt_id: str | None = None) -> Iterator[Found]:
         """Read the spans of a rollout, or of one attempt at it, in order."""
         filters = {} if attempt_id is None else {"attempt_id": attempt_id}
-        yield from self._read_pages("/spans", {"rollout_id": rollout_id, **filters})
+        return self._read_pages("/spans", {"rollout_id": rollout_id, **filters})
 
     def start(self, task: object, mode: str | None, our_id: str) -> Found:
         """Begin a rollout with its first attempt."""

@@ -15,12 +15,12 @@ from lightning_otel.adapter.selection import Selection, SelectionKeywords
 from lightning_otel.algorithms.exchange.calls import to_agentlightning
 from lightning_otel.algorithms.exchange.client import OUR_ATTEMPT, OUR_ROLLOUT, Client, Found
 from lightning_otel.dataset import Store
-from lightning_otel.dataset.batches import read_batches
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.receivers import Rejected
 from lightning_otel.receivers.documents import span_of
 from lightning_otel.rewards.feedback import write_spans
 from lightning_otel.store.engines.otlp import UnsendableError, encode_span
+from lightning_otel.store.selection import read_batches
 from lightning_otel.types import Mode, Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.rollouts import FINAL
@@ -35,25 +35,17 @@ _SPAN_BYTES: Final = 600
 
 @dataclass(slots=True)
 class HandOverCounts:
-    """Counts of the attempts and spans handed over.
-
-    Attributes:
-        with_content: Messages, tokens and tasks went along.
-        running: Attempts that have not ended, and wait for the next time.
-        rewards: The rewards among the ``spans``.
-        held: Spans that were there already.
-        left_out: Spans that cannot be sent, by reason.
-    """
+    """Counts of the attempts and spans handed over."""
 
     url: str
-    with_content: bool
+    with_content: bool  # messages, tokens and tasks went along
     rollouts: int = 0
     attempts: int = 0
-    running: int = 0
+    running: int = 0  # attempts that have not ended, and wait for the next time
     spans: int = 0
-    rewards: int = 0
-    held: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)
+    rewards: int = 0  # among the spans
+    held: int = 0  # spans that were there already
+    left_out: Counter[str] = field(default_factory=Counter)  # spans that cannot be sent, by reason
 
 
 class _Place(NamedTuple):
@@ -206,21 +198,14 @@ def _drop_number(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class ReadBackCounts:
-    """Counts of the rollouts and spans read back.
-
-    Attributes:
-        running: Rollouts that have not ended, and wait for the next time.
-        spans: Spans that are new here.
-        held: Spans that were here already.
-        rejected: Spans that cannot be stored, by reason.
-    """
+    """Counts of the rollouts and spans read back."""
 
     url: str
     rollouts: int = 0
-    running: int = 0
-    spans: int = 0
-    held: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
+    running: int = 0  # rollouts that have not ended, and wait for the next time
+    spans: int = 0  # that are new here
+    held: int = 0  # spans that were here already
+    rejected: Counter[str] = field(default_factory=Counter)  # spans not to be stored, by reason
 
 
 def read_back(

@@ -25,11 +25,7 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Format:
-    """The format of a name.
-
-    Raises:
-        ConfigError: There is none, or it cannot be loaded.
-    """
+    """Return the format of a name."""
     member = _REGISTRY.load(name)
     if isinstance(member, Format):
         return member

@@ -25,7 +25,7 @@ from lightning_otel.dataset.formats.format import (
     attempt,
     other_choices,
 )
-from lightning_otel.messages import read_message
+from lightning_otel.messages import object_of, objects, read_message
 from lightning_otel.messages.chat import tools_of
 from lightning_otel.messages.media import to_text
 from lightning_otel.messages.parts import part_of
@@ -111,7 +111,7 @@ def _make_document(paths: Sequence[Trajectory]) -> list[Row | LeftOut]:
 
 
 def _divide(path: Trajectory) -> Iterator[tuple[Trajectory, int]]:
-    """Yield the parts of a trajectory whose prompts go on from each other, with their numbers."""
+    """Yield the parts whose prompts go on from each other, with their numbers."""
     first, index = 0, 0
     for place in range(1, len(path.transitions) + 1):
         steps = path.transitions[place - 1 : place + 1]
@@ -121,7 +121,7 @@ def _divide(path: Trajectory) -> Iterator[tuple[Trajectory, int]]:
 
 
 def _mark_copies(before: Iterable[Row], steps: Iterable[Row]) -> bool:
-    """Mark what a part repeats of the one before; return whether that is more than instructions."""
+    """Mark what repeats the part before; return whether it is more than instructions."""
     seen = {(step["source"], json_text(step["message"])) for step in before}
     copies = [
         step
@@ -185,7 +185,7 @@ def describe(trajectory: Trajectory, steps: list[Row], *, is_main: bool, index: 
 def _read_steps(
     trajectory: Trajectory, written: set[tuple[str, str]], note: Callable[[LeftOut], None]
 ) -> list[Row]:
-    """Return the steps of a trajectory; those of a branch written before are copied context."""
+    """Return steps; those of a branch written before are copied context."""
     steps: list[Row] = []
     before: Transition | None = None
     for each in trajectory.transitions:
@@ -207,7 +207,7 @@ def _read_steps(
 
 
 def _add_messages(steps: list[Row], messages: Iterable[Message], note: Note) -> None:
-    """Add a step for each message; a tool's answer is an observation of the step before."""
+    """Add steps; a tool's answer is an observation of the step before."""
     for message in messages:
         parts = parts_of(message)
         answers = [part for part in parts if part.get("type") == "tool_call_response"]
@@ -220,11 +220,13 @@ def _add_messages(steps: list[Row], messages: Iterable[Message], note: Note) -> 
             results = [*observed.get("results", ()), *made]
             steps[-1]["observation"] = {**observed, "results": results}
         if not answers or len(answers) < len(parts):
-            steps.append(restore(message_step(message, note), _held_of(message).get("step", {})))
+            steps.append(
+                restore(message_step(message, note), object_of(message.get(KEY)).get("step", {}))
+            )
 
 
 def call_step(step: Transition, note: Note) -> Row:
-    """Return the agent's step that a call makes, with what the server counted and sampled."""
+    """Return the agent's step, with what the server counted and sampled."""
     made = message_step(step.action[0] if step.action else {"role": "assistant"}, note)
     made.pop("is_copied_context", None)
     metrics = {
@@ -260,7 +262,7 @@ def call_step(step: Transition, note: Note) -> Row:
 
 
 def message_step(message: Message, note: Note) -> Row:
-    """Return the step that a message makes; an answer in a prompt is copied context."""
+    """Return the step of a message; an answer in a prompt is copied context."""
     source = _SOURCES.get(str(message.get("role")), "system")
     parts = [part for part in parts_of(message) if part.get("type") != "tool_call_response"]
     if source != "agent":
@@ -280,7 +282,7 @@ def message_step(message: Message, note: Note) -> Row:
 
 
 def tool_call_of(part: Mapping[str, Any], index: int) -> Row:
-    """Return the call of a tool that a part asks for; arguments that are no object go to extra."""
+    """Return a tool's call; arguments that are no object go to ``extra``."""
     arguments, name = part.get("arguments"), part.get("name")
     found: Row = {
         "tool_call_id": str(part.get("id") or f"call_{index}"),
@@ -320,7 +322,7 @@ def content_of(parts: Iterable[Mapping[str, Any]], note: Note) -> str | list[Row
 
 
 def _media_of(part: Mapping[str, Any]) -> Row | None:
-    """Return an image or sound as the format refers to it; None where it has no place for it."""
+    """Return a reference to an image or sound; None where there is no place for it."""
     path = part.get("uri")
     mime_type = part.get("mime_type") or guess_type(str(path))[0]
     if part.get("type") == "blob":
@@ -333,9 +335,8 @@ def _media_of(part: Mapping[str, Any]) -> Row | None:
 
 def parts_of(message: Message) -> list[Mapping[str, Any]]:
     """Return the parts of a message of the conventions or of the chat API."""
-    held = message.get("parts")
-    parts = held if isinstance(held, list) else read_message(message)["parts"]
-    return [part for part in parts if isinstance(part, Mapping)]
+    parts = message.get("parts")
+    return objects(parts if isinstance(parts, list) else read_message(message)["parts"])
 
 
 def list_calls(document: Mapping[str, Any]) -> list[int]:
@@ -365,13 +366,8 @@ def _key_of(step: Transition) -> tuple[str, str]:
     return step.trace_id, step.span_id
 
 
-def _held(step: Transition) -> Row:
-    return _held_of(step.action[0]) if step.action else {}
-
-
-def _held_of(message: Message) -> Row:
-    held = message.get(KEY)
-    return dict(held) if isinstance(held, Mapping) else {}
+def _held(step: Transition) -> Mapping[str, Any]:
+    return object_of(step.action[0].get(KEY)) if step.action else {}
 
 
 def restore(natural: Row, rest: Mapping[str, Any]) -> Row:

@@ -123,7 +123,7 @@ def hold_parts(messages: list[dict[str, Any]], kinds: frozenset[str]) -> list[di
 
 
 def note_parts(step: Transition) -> Iterator[LeftOut]:
-    """Yield a note of each kind of part in a prompt that a row does not hold, and on choices."""
+    """Yield notes of parts and choices that a row does not hold."""
     yield from other_choices(step)
     kinds = {
         to_text(part.get("type"))
@@ -137,7 +137,7 @@ def note_parts(step: Transition) -> Iterator[LeftOut]:
 
 
 def _check_parts(item: Mapping[str, Any], kinds: frozenset[str]) -> str:
-    """Return the kind of a part that a reader does not know; empty if it knows them all."""
+    """Return the kind of an unknown part; empty if there is none."""
     content, unknown = item["content"], ""
     for part in content if isinstance(content, list) else ():
         kind = part.get("type")
@@ -151,7 +151,7 @@ def _check_parts(item: Mapping[str, Any], kinds: frozenset[str]) -> str:
 
 
 def _join_texts(item: Mapping[str, Any]) -> Any:
-    """Return content for templates of text models, which leave a list out without a word."""
+    """Return text for text models' templates, which leave lists out silently."""
     content = item["content"]
     if content is None:
         return ""
@@ -168,7 +168,6 @@ def _add_text(content: str | list[dict[str, Any]], text: str) -> str | list[dict
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any]:
-    """Return arguments as the object that templates write out."""
     value = parse_json(arguments)
     if not isinstance(value, dict):
         raise UnheldError(_NO_OBJECT)
@@ -177,7 +176,7 @@ def _parse_arguments(arguments: str) -> dict[str, Any]:
 
 
 def check_numbers(value: object) -> None:
-    """Refuse numbers that no reader of JSON takes: whole ones beyond int64, and infinite ones."""
+    """Refuse whole numbers beyond int64, and infinite ones."""
     if isinstance(value, (Mapping, list, tuple)):
         for part in value.values() if isinstance(value, Mapping) else value:
             check_numbers(part)

@@ -35,10 +35,9 @@ class UnheldError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Something that a format cannot hold, and why.
+    """Something of a step that a format cannot hold, and why.
 
     Attributes:
-        step: The step it is of.
         reason: Why; after its first ``"; "`` what to do.
         is_row_written: Whether a row stands for the step, without what is left out.
     """
@@ -99,7 +98,7 @@ class Format:
 
 
 def attempt(make: Callable[..., T], *args: object) -> T | str:
-    """Return what a function makes of some steps, or why it cannot: no other row is touched."""
+    """Return what a function makes of steps, or why it cannot."""
     try:
         return make(*args)
     except UnheldError as exc:
@@ -113,7 +112,7 @@ def step_rows(
     row_of: Callable[[Transition], Row],
     notes: "Callable[[Transition], Iterator[LeftOut]] | None" = None,
 ) -> Made:
-    """Yield a row for each step, and notes of what it does not hold: by default further choices."""
+    """Yield a row a step, after notes of what it does not hold."""
     for step, _ in distinct(trajectories):
         yield from make_row(row_of, step, (step,), notes or other_choices)
 
@@ -138,7 +137,7 @@ def make_row(
 
 
 def other_choices(step: Transition) -> Iterator[LeftOut]:
-    """Yield a note that a row holds the first choice alone, where a call has several."""
+    """Yield a note where a call has further choices."""
     if len(step.action) > 1:
         yield LeftOut(step, FURTHER_CHOICES, is_row_written=True)
 

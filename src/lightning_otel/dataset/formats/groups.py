@@ -45,7 +45,7 @@ def group_of(trajectory: Trajectory) -> str:
 
 
 def by_group(trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
-    """Yield the trajectories, those of a group one after the other, groups as their first came."""
+    """Yield trajectories group by group, groups as their first came."""
     groups: dict[str, int] = {}
     # A page's download is closed on another thread than it was read on.
     anywhere = sqlite3.connect("", isolation_level=None, check_same_thread=False)

@@ -26,10 +26,7 @@ REASONING: Final = "reasoning; OpenAI's files have no place for it"
 
 
 def make_sft(trajectories: Iterable[Trajectory], *, threshold: float | None = None) -> Made:
-    """Return one row a step; answers before the last have ``weight`` 0, for rows of their own.
-
-    Steps whose reward is below the threshold are left out.
-    """
+    """Return one row a step; answers before the last have ``weight`` 0, for rows of their own."""
 
     def row_of(step: Transition) -> Row:
         if fault := reward_fault(step.reward, threshold):

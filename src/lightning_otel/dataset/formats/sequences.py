@@ -74,10 +74,7 @@ def compared(
 
 
 def make_tokens(trajectories: Iterable[Trajectory], *, threshold: float | None = None) -> Made:
-    """Yield one row for steps whose prompts go on exactly, token by token, from each other.
-
-    Trajectories whose last reward is below the threshold are left out.
-    """
+    """Yield one row for steps whose prompts go on exactly, token by token, from each other."""
     for each in sequences(trajectories):
         if isinstance(each, LeftOut):
             yield each
@@ -126,7 +123,7 @@ def _make_row(group_id: str, each: Sequence) -> Row:
 
 
 def _row_advantage(row: TrainingRow) -> float | list[float] | None:
-    """The advantage of all that was sampled; one for each token where steps differ, [C]."""
+    """The advantage of what was sampled; by token where steps differ, [C]."""
     values = {step.advantage for step in row.transitions}
     return next(iter(values)) if len(values) == 1 else token_advantages(row)
 

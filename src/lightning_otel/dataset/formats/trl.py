@@ -60,7 +60,7 @@ class _Chat(NamedTuple):
         return cls(arguments, load_template(template) if template else None)
 
     def make_row(self, steps: Sequence[Transition], between: Iterable[Sequence[Message]]) -> Row:
-        """Return prompt, completion and tools of steps, and what stands between their answers."""
+        """Return prompt, completion and tools of steps."""
         first, *further = steps
         turns = [answer_of(first)]
         for messages, step in zip(between, further, strict=True):
@@ -81,14 +81,13 @@ class _Chat(NamedTuple):
         return row
 
     def make_answer(self, step: Transition) -> Row:
-        """Return the row of a step, and its origin."""
         if not has_messages(step):
             raise UnheldError(NO_MESSAGES)
         return {**self.make_row((step,), ()), **origin(step, step.reward)}
 
 
 class _Run(NamedTuple):
-    """Steps of which each goes on from the one before, unedited, and what came between them."""
+    """Steps that go on from each other unedited, and what came between."""
 
     steps: list[Transition]
     between: list[Sequence[Message]]
@@ -134,7 +133,7 @@ def _key_of(step: Transition) -> object:
 def _make_rows(
     trajectory: Trajectory, reward: float | None, chat: _Chat, form: Form, written: set[object]
 ) -> Made:
-    """Yield the rows of a trajectory, and add its steps that others share to ``written``."""
+    """Yield a trajectory's rows, and add its shared steps to ``written``."""
 
     def row_of(run: _Run) -> Row:
         row = chat.make_row(*run)

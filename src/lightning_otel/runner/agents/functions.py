@@ -96,7 +96,7 @@ class FunctionAgent(Agent):
 
 @contextlib.contextmanager
 def by_value() -> Iterator[None]:
-    """Within, agents are pickled with their functions: for where nothing of theirs is imported."""
+    """Pickle agents with their functions, for where these cannot be imported."""
     token = _is_by_value.set(True)
     try:
         yield
@@ -245,7 +245,7 @@ class LitAgent(Agent, Generic[T]):
 
 
 class MethodsAgent(Agent):
-    """An object with those methods that is no :class:`LitAgent` of ours, such as Microsoft's."""
+    """An object with those methods that is none of ours, such as Microsoft's."""
 
     def __init__(self, instance: object) -> None:
         self._given = instance
@@ -279,7 +279,7 @@ def _call_method(agent: object, task: Any, resources: Resources, rollout: Rollou
 
 
 def _find_method(agent: object, name: str) -> "Callable[..., Any] | None":
-    """A method that a user wrote; those of a base called LitAgent only say what there may be."""
+    """A user's method; those of a base called LitAgent are only declared."""
     cls = agent if isinstance(agent, type) else type(agent)
     for base in cls.__mro__:
         if base.__name__ == "LitAgent":

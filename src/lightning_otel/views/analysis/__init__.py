@@ -176,7 +176,7 @@ def analyze_episode(
         StoreMissingError: There is no store.
     """
     from lightning_otel.dataset import Store
-    from lightning_otel.dataset.batches import list_incomplete
+    from lightning_otel.store.selection import list_incomplete
     from lightning_otel.store.source import at_moment
 
     # Before anything is read.
