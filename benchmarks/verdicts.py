@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from lightning_otel.resources import evidence, neighbours
-from lightning_otel.resources.neighbours import Difference, Unit
+from lightning_otel.resources.neighbours import PairDifference, Unit
 
 Draw = Callable[[random.Random, float], float]
 
@@ -45,7 +45,7 @@ def measure(kind: str, gain: float, *, series: int, tasks: int) -> Verdicts:
     for number in range(series):
         rng = random.Random(f"0/{kind}/{gain}/True/{number}")
         pairs = [(of_a(rng, 0.0), of_b(rng, gain)) for _ in range(tasks)]
-        gains = [Difference(b - a) for a, b in pairs]
+        gains = [PairDifference(b - a) for a, b in pairs]
         if kind == "normal":  # its range is as wide as what was seen
             looks = [evidence.weigh_differences(gains[:n], evidence.find_range(sum(pairs[:n], ())))
                      for n in range(1, tasks + 1)]  # fmt: skip
@@ -55,7 +55,7 @@ def measure(kind: str, gain: float, *, series: int, tasks: int) -> Verdicts:
     return _sum_up(ends)
 
 
-def _log_growth(gains: Sequence[Difference], width: float = 1.0) -> np.ndarray:
+def _log_growth(gains: Sequence[PairDifference], width: float = 1.0) -> np.ndarray:
     """Logarithms of what each bet makes of each difference: [above or below, bets, differences]."""
     values, weights = np.array(gains).T
     stakes = np.minimum(np.outer(evidence.BETS, weights), evidence.MOST_STAKE) * values / width
@@ -175,14 +175,16 @@ class _Evidence:
     """Differences that come and go with rollouts; by themselves, ``compare_neighbours``."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[int, int, Difference]] = []
+        self.events: list[tuple[int, int, PairDifference]] = []
         self.pairing = neighbours.Neighbours()
 
     def add(self, look: int, unit: Unit) -> None:
         if (gain := self.pairing.add(unit)) is not None:
             self.note(look, [gain])
 
-    def note(self, look: int, new: Sequence[Difference], old: Sequence[Difference] = ()) -> None:
+    def note(
+        self, look: int, new: Sequence[PairDifference], old: Sequence[PairDifference] = ()
+    ) -> None:
         self.events += [(look, -1, gain) for gain in old]
         self.events += [(look, 1, gain) for gain in new]
 
@@ -202,7 +204,7 @@ class _Means(_Evidence):
         self.shares = np.identity(keys)  # of the mean of each key in a difference
         self.places: dict[str, int] = {}
         self.means, self.counts = np.zeros(keys), np.zeros(keys)
-        self.current: list[Difference] = []
+        self.current: list[PairDifference] = []
         self.holders: dict[int, tuple[int, float]] = {}  # of a key: its difference, its share
 
     def add(self, look: int, unit: Unit) -> None:
@@ -230,8 +232,8 @@ class _Tasks(_Evidence):
         super().__init__()
         self.rows: dict[str, list[Unit]] = {}
         self.pairings: dict[str, neighbours.Neighbours] = {}
-        self.pairs: dict[str, list[Difference]] = {}
-        self.current: dict[str, list[Difference]] = {}
+        self.pairs: dict[str, list[PairDifference]] = {}
+        self.current: dict[str, list[PairDifference]] = {}
         self.changes: Counter[str] = Counter()
         self.counts, self.paired = [0, 0], [0, 0]  # rollouts of each version
 

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lightning_otel import Recording
-from lightning_otel.demo.server import Exchange
+from lightning_otel.demo.server import LogEntry
 from lightning_otel.messages import read_items, read_message, text_part
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -68,7 +68,7 @@ _OWN_HEADERS = ("idempotency-key", "host", "x-stainless-read-timeout", "x-amzn-t
 """Headers that are drawn at random for each request, or name the server's port."""
 
 
-def sent(exchange: Exchange) -> str:
+def sent(exchange: LogEntry) -> str:
     """A request as it was sent, byte for byte but for what is drawn at random."""
     headers = {name: text for name, text in exchange.headers.items() if name not in _OWN_HEADERS}
     return _MADE_UP.sub("ID", json.dumps([exchange.path, exchange.request, headers]))
@@ -79,7 +79,7 @@ def calls(recording: Recording) -> list[Span]:
     return [span for span in recording.spans() if c.OPERATION in span.attributes]
 
 
-def agree(span: Span, exchange: Exchange, **more: Any) -> None:
+def agree(span: Span, exchange: LogEntry, **more: Any) -> None:
     """Assert that every attribute of the span is what the log says, and none is missing."""
     first_chunk_s = span.attributes.get(c.TIME_TO_FIRST_CHUNK)
 
@@ -91,7 +91,7 @@ def agree(span: Span, exchange: Exchange, **more: Any) -> None:
     assert 0 <= (first_chunk_s or 0) * 1e9 <= span.end_ns - span.start_ns
 
 
-def differences(span: Span, exchange: Exchange, **more: Any) -> dict[str, tuple[Any, Any]]:
+def differences(span: Span, exchange: LogEntry, **more: Any) -> dict[str, tuple[Any, Any]]:
     """By attribute what the span says and what it should say, where these differ."""
     found, wanted = told(span), {**attributes(exchange, **more), **read(content(exchange))}
     found["name"] = span.name
@@ -110,7 +110,7 @@ def told(span: Span) -> dict[str, Any]:
     return held | read({key: held[key] for key in c.CONTENT_KEYS if key in held})
 
 
-def attributes(exchange: Exchange, **more: Any) -> dict[str, Any]:
+def attributes(exchange: LogEntry, **more: Any) -> dict[str, Any]:
     """The attributes a finished call has, without content."""
     request, response = exchange.request or {}, exchange.response or {}
     name = endpoint(exchange)
@@ -140,13 +140,13 @@ def attributes(exchange: Exchange, **more: Any) -> dict[str, Any]:
     return found | finish(exchange) | usage(exchange)
 
 
-def endpoint(exchange: Exchange) -> str:
+def endpoint(exchange: LogEntry) -> str:
     """The endpoint's name, such as ``chat/completions``."""
     path = urlsplit(exchange.path).path
     return next(name for name in OPERATIONS if path.endswith(f"/{name}"))
 
 
-def finish(exchange: Exchange) -> dict[str, Any]:
+def finish(exchange: LogEntry) -> dict[str, Any]:
     """Why each choice ended."""
     response = exchange.response or {}
     reasons = [choice["finish_reason"] for choice in response.get("choices", ())]
@@ -158,7 +158,7 @@ def finish(exchange: Exchange) -> dict[str, Any]:
     return {"gen_ai.response.finish_reasons": reasons} if reasons else {}
 
 
-def usage(exchange: Exchange) -> dict[str, int]:
+def usage(exchange: LogEntry) -> dict[str, int]:
     """The token counts, where the server sent them."""
     counts = (exchange.response or {}).get("usage") or {}
     is_chat_stream = exchange.is_stream and "choices" in (exchange.response or {})
@@ -176,7 +176,7 @@ def usage(exchange: Exchange) -> dict[str, int]:
     return found
 
 
-def content(exchange: Exchange) -> dict[str, str]:
+def content(exchange: LogEntry) -> dict[str, str]:
     """Messages, tools, token ids and logprobs, as texts."""
     request, response = exchange.request or {}, exchange.response or {}
     given = request.get("messages", request.get("prompt", request.get("input")))

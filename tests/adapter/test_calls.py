@@ -12,7 +12,7 @@ from tests.adapter.forest import call_attributes, draw, said, text_of, token_att
 from lightning_otel import TripletAdapter
 from lightning_otel.adapter import agent_patterns, tokens
 from lightning_otel.adapter.calls import HistoryParser
-from lightning_otel.adapter.selection import Selection
+from lightning_otel.adapter.selection import StepSelection
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
 from lightning_otel.errors import ConfigError
 from lightning_otel.messages import parse_messages
@@ -166,7 +166,7 @@ def test_a_program_that_changes_a_step_changes_no_later_reading() -> None:
 )
 def test_the_first_pattern_that_matches_an_agent_decides(agents: Any, wanted: list[str]) -> None:
     """Names, globs, regular expressions and those left out are asked in their order."""
-    selection = Selection.of({"agents": agents})
+    selection = StepSelection.of({"agents": agents})
 
     found = [
         each for each in ("planner", "planner-draft", "writer", "") if selection.wants_agent(each)
@@ -189,7 +189,7 @@ def test_the_first_pattern_that_matches_an_agent_decides(agents: Any, wanted: li
 def test_what_cannot_be_understood_is_refused(wanted: Any, message: str) -> None:
     """The error names the keyword, what was given and what may be."""
     with pytest.raises(ConfigError, match=message):
-        Selection.of(wanted)
+        StepSelection.of(wanted)
 
 
 def _is_chatty(span: Span) -> bool | None:

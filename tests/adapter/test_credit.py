@@ -22,7 +22,7 @@ from lightning_otel.adapter import Adaptation
 from lightning_otel.adapter.advantages import last_rewards
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.rewards import NO_STEP_BEFORE, with_evaluations
-from lightning_otel.adapter.selection import Selection
+from lightning_otel.adapter.selection import StepSelection
 from lightning_otel.algorithms.groups import read_members
 from lightning_otel.errors import ConfigError
 from lightning_otel.resources.comparison import compare_versions
@@ -174,7 +174,7 @@ def test_every_door_says_the_same(
     }
     for door, rows in judged.items():
         assert rows.keys() == expected.keys(), door
-    members = read_members(store, Selection())
+    members = read_members(store, StepSelection())
     judged["batches"] = {name: each.reward for name, each in members.items()}
     paths = sorted(store.trajectories(), key=lambda path: path.attempt_id)
     judged["trajectories"] = {**expected, **{path.rollout_id: path.reward for path in paths}}

@@ -25,7 +25,7 @@ from tests import facts
 
 from lightning_otel import Store
 from lightning_otel.demo.policy import Reply, ToolCall
-from lightning_otel.demo.server import DemoServer, Exchange
+from lightning_otel.demo.server import DemoServer, LogEntry
 from lightning_otel.types import conventions as c
 
 HERE = Path(__file__).parent
@@ -153,7 +153,7 @@ APPLICATIONS = {
 class Outcome:
     """One run of an application: what the server was asked, and the CPU seconds it took."""
 
-    log: Sequence[Exchange]
+    log: Sequence[LogEntry]
     cpu_s: float
 
 

@@ -15,8 +15,8 @@ import pytest
 from tests.cli.conftest import Cli
 
 from lightning_otel import Store
-from lightning_otel.cli.options import Stop
-from lightning_otel.cli.spans import Chat
+from lightning_otel.cli.options import SignalStop
+from lightning_otel.cli.spans import ChatLines
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
@@ -57,7 +57,7 @@ def test_a_signal_in_the_midst_of_a_wait_ends_it() -> None:
         return interrupt
 
     before = sys.gettrace()
-    with Stop() as stop:
+    with SignalStop() as stop:
         assert not stop.wait(0.01)
         sys.settrace(interrupt)
         try:
@@ -163,7 +163,7 @@ def test_tail_waits_for_a_store(
 
 def test_chat_shows_no_control_characters_and_no_work() -> None:
     """Model text cannot move the cursor; spans of HTTP or databases are counted, not shown."""
-    chat = Chat()
+    chat = ChatLines()
     evil = _span(1, **{c.OPERATION: c.EXECUTE_TOOL, c.TOOL_NAME: "\x1b[31m", c.TOOL_RESULT: "\x07"})
 
     lines = [*chat.lines(evil), *chat.lines(_span(2))]
@@ -178,6 +178,6 @@ def test_chat_names_a_medium_in_place_of_its_bytes() -> None:
     image = {"type": "blob", "modality": "image", "mime_type": "image/png", "content": "A" * 9_000}
     said = json.dumps([{"role": "user", "parts": [image]}])
 
-    lines = Chat().lines(_span(1, **{c.OPERATION: c.CHAT, c.INPUT_MESSAGES: said}))
+    lines = ChatLines().lines(_span(1, **{c.OPERATION: c.CHAT, c.INPUT_MESSAGES: said}))
 
     assert lines[0][1:] == [("user ", "bold"), ("[image]", "")]

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from lightning_otel import Store, plot_training_metrics
-from lightning_otel.demo import Lesson, Outcome, tasks, train
+from lightning_otel.demo import Lesson, TaskOutcome, tasks, train
 from lightning_otel.demo.agent import calculate, solve
 from lightning_otel.demo.policy import STYLES, ToyPolicy
 from lightning_otel.demo.server import DemoServer
@@ -52,7 +52,7 @@ def test_solve_loops_over_the_tool(server: DemoServer, client: openai.OpenAI) ->
 
 def test_each_task_is_kept_as_a_rollout(store: Store) -> None:
     """Each task is one rollout with its task, its calls, and the reward its answer earned."""
-    told: list[Outcome] = []
+    told: list[TaskOutcome] = []
 
     outcomes = train(store, rollouts=4, seed=1, progress=told.append).outcomes
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.facts import CALCULATOR
 
-from lightning_otel.demo.policy import Tokenizer, ToyPolicy
+from lightning_otel.demo.policy import PieceTokenizer, ToyPolicy
 from lightning_otel.demo.server import DemoServer
 
 RESPONSES_CALCULATOR: Any = {"type": "function", **CALCULATOR["function"]}
@@ -172,7 +172,7 @@ def test_client_that_leaves_a_stream_is_logged(server: DemoServer, client: opena
 @given(st.lists(st.text()))
 def test_tokenizer_gives_every_text_back(texts: list[str]) -> None:
     """Decoding undoes encoding, whatever was seen before."""
-    tokenizer = Tokenizer()
+    tokenizer = PieceTokenizer()
 
     encoded = [tokenizer.encode(text) for text in texts]
 

@@ -19,7 +19,7 @@ from tests.examples.programs import Program
 
 from lightning_otel import Store, TripletAdapter
 from lightning_otel.adapter.tree import build_tree
-from lightning_otel.demo.server import DemoServer, Exchange
+from lightning_otel.demo.server import DemoServer, LogEntry
 from lightning_otel.types import Report, Span
 from lightning_otel.types import conventions as c
 
@@ -45,7 +45,7 @@ class Host:
     code: int
     out: str
     err: str
-    log: tuple[Exchange, ...]
+    log: tuple[LogEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class Recorded:
         return [span for span in self.spans if span.operation == c.EXECUTE_TOOL]
 
     @property
-    def requests(self) -> list[Exchange]:
+    def requests(self) -> list[LogEntry]:
         """The server's log without what the client itself repeated: one entry a request."""
-        found: list[Exchange] = []
+        found: list[LogEntry] = []
         for exchange in self.host.log:
             if int(exchange.headers.get("x-stainless-retry-count", 0)):
                 tried = [each for each in found if each.request == exchange.request]
@@ -199,7 +199,7 @@ def call_problems(recorded: Recorded) -> list[str]:
     return found + [f"doubled or made up: {span.name} {span.attributes}" for span in spans]
 
 
-def _wrong_facts(span: Span, exchange: Exchange) -> dict[str, tuple[Any, Any]]:
+def _wrong_facts(span: Span, exchange: LogEntry) -> dict[str, tuple[Any, Any]]:
     """What the span says otherwise than the server; whose call it is, the server cannot know."""
     get = span.attributes.get
     wrong = facts.differences(span, exchange)
@@ -254,7 +254,7 @@ def structure_problems(program: Program, recorded: Recorded) -> list[str]:
     return found
 
 
-def _calls_asked_for(exchanges: Iterable[Exchange]) -> set[str]:
+def _calls_asked_for(exchanges: Iterable[LogEntry]) -> set[str]:
     """The ids of all tool calls in the server's answers."""
     answers = [facts.content(each).get(c.OUTPUT_MESSAGES, "[]") for each in exchanges]
     messages = [message for answer in answers for message in json.loads(answer)]

@@ -26,7 +26,7 @@ from tests.examples.table import is_here
 
 from lightning_otel import Store, TripletAdapter
 from lightning_otel.adapter.tokens import encode_ids
-from lightning_otel.demo.server import DemoServer, Exchange
+from lightning_otel.demo.server import DemoServer, LogEntry
 from lightning_otel.types import Transition
 from lightning_otel.types import conventions as c
 
@@ -83,7 +83,7 @@ def check(name: str, mode: Sequence[str], folder: Path) -> list[object]:
 
 def run_mode(
     name: str, telemetry: str | None, is_stream: bool, door: str, folder: Path
-) -> tuple[subprocess.CompletedProcess[str], list[Exchange]]:
+) -> tuple[subprocess.CompletedProcess[str], list[LogEntry]]:
     """Run the program in a mode; the server's log is the truth."""
     path = str(folder / "traces.duckdb")
     recorder = {
@@ -109,7 +109,7 @@ def run_mode(
         return process, server.log
 
 
-def _find_differences(steps: Sequence[Transition], log: Sequence[Exchange]) -> Iterator[str]:
+def _find_differences(steps: Sequence[Transition], log: Sequence[LogEntry]) -> Iterator[str]:
     """Find requests whose step has other messages or token ids than the server's log."""
     rest = [
         (

@@ -24,7 +24,7 @@ import pytest
 from lightning_otel import Store, auto_trace, emit_reward
 from lightning_otel.errors import QueryError, StoreMissingError
 from lightning_otel.store.layout import Layout, now_us
-from lightning_otel.views.sandbox import Limits, _Process, run_statement, statement
+from lightning_otel.views.sandbox import Limits, _ChildProcess, run_statement, statement
 
 CANARY = "sk-canary-in-a-file-outside"
 SHORT = Limits(wall_s=20.0, memory_bytes=512 << 20)
@@ -443,7 +443,7 @@ def test_no_key_of_the_environment_goes_along(
     """The process knows none of its parent's variables."""
     monkeypatch.setenv("OPENAI_API_KEY", CANARY)
     text = "SELECT sum(hash(i)) FROM range(1000000000) t(i)"
-    process = _Process(kept, text, SHORT, lambda: True)
+    process = _ChildProcess(kept, text, SHORT, lambda: True)
     try:
         found = Path(f"/proc/{process._child.pid}/environ").read_bytes()
     finally:

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from lightning_otel import Resources, Store, auto_trace, uninstrument
-from lightning_otel.demo.server import DemoServer, Exchange
+from lightning_otel.demo.server import DemoServer, LogEntry
 from lightning_otel.state import State
 
 THREADS = 4
@@ -86,7 +86,7 @@ def operator(store: Store) -> Iterator["subprocess.Popen[str]"]:
         running.kill()
 
 
-def prompt_of(exchange: Exchange) -> list[Any]:
+def prompt_of(exchange: LogEntry) -> list[Any]:
     return list((exchange.request or {})["messages"][:3])
 
 

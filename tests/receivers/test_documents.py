@@ -18,7 +18,7 @@ from tests.serve.serving import request_of
 
 from lightning_otel.adapter import TripletAdapter
 from lightning_otel.errors import ReceiveError, TooLargeError
-from lightning_otel.receivers import Limits, Rejected, documents, inflated
+from lightning_otel.receivers import Rejected, RequestLimits, documents, inflated
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -190,8 +190,8 @@ def test_inflated_gives_back_what_was_compressed() -> None:
 
     assert inflated(members + bytes(100)) == b"".join(_DRAWN)
     for each in (b"", os.urandom(_LIMIT), bytes(_LIMIT)):
-        assert inflated(gzip.compress(each), Limits(body_bytes=_LIMIT)) == each
-        assert inflated(zlib.compress(each), Limits(body_bytes=_LIMIT)) == each
+        assert inflated(gzip.compress(each), RequestLimits(body_bytes=_LIMIT)) == each
+        assert inflated(zlib.compress(each), RequestLimits(body_bytes=_LIMIT)) == each
     with pytest.raises(TooLargeError):
         inflated(members + gzip.compress(b""))
 
@@ -213,7 +213,7 @@ def test_inflated_gives_back_what_was_compressed() -> None:
 def test_inflated_refuses(body: bytes, error: type[Exception]) -> None:
     """Cut off, not a gzip, something behind it, a wrong checksum, one byte too much."""
     with pytest.raises(error):
-        inflated(body, Limits(body_bytes=_LIMIT))
+        inflated(body, RequestLimits(body_bytes=_LIMIT))
 
 
 def test_each_drawn_record_is_taken_or_named() -> None:

@@ -17,7 +17,7 @@ from tests.receivers.requests import json_of, request_of
 from tests.serve.serving import deep_value, field
 
 from lightning_otel.errors import ReceiveError, TooLargeError
-from lightning_otel.receivers import Limits, Rejected, otlp, protobuf
+from lightning_otel.receivers import Rejected, RequestLimits, otlp, protobuf
 from lightning_otel.types import Event, Link, Span
 from lightning_otel.types import conventions as c
 
@@ -298,7 +298,7 @@ def test_otlp_refuses_what_is_no_request(
     """No trace request, no JSON object, or more parts than are allowed: refused undecoded."""
     for body in bodies:
         with pytest.raises(error):
-            read(body, CAME, Limits(messages=100))
+            read(body, CAME, RequestLimits(messages=100))
 
 
 def changed(place: int, change: bytes) -> bytes:
@@ -316,7 +316,7 @@ changes = st.builds(changed, st.integers(0, 10_000), st.binary(min_size=1, max_s
 def test_protobuf_only_raises_its_own_errors(body: bytes, limit: int) -> None:
     """Whatever the bytes, the answer is spans, rejections or a ReceiveError."""
     try:
-        found = list(protobuf.decode_spans(body, CAME, Limits(messages=limit)))
+        found = list(protobuf.decode_spans(body, CAME, RequestLimits(messages=limit)))
     except ReceiveError:
         return
     assert all(isinstance(each, (Span, Rejected)) for each in found)
@@ -344,7 +344,7 @@ def test_json_only_raises_its_own_errors(inner: Any) -> None:
     as_span = {"resourceSpans": [{"scopeSpans": [{"spans": [inner]}], "resource": inner}]}
     for document in (inner, as_span, {"resourceSpans": inner}):
         if isinstance(document, dict):
-            found = list(otlp.decode_request(document, CAME, Limits()))
+            found = list(otlp.decode_request(document, CAME, RequestLimits()))
             assert all(isinstance(each, (Span, Rejected)) for each in found)
 
 
@@ -392,7 +392,7 @@ def test_json_reads_the_specifications_example() -> None:
 def test_json_reads_every_kind_of_value(value: Any, expected: object) -> None:
     """Each kind of value, in the forms that senders write it in."""
     (found,) = otlp.decode_spans(
-        json_span(attributes=[{"key": "k", "value": value}]), CAME, Limits(messages=100)
+        json_span(attributes=[{"key": "k", "value": value}]), CAME, RequestLimits(messages=100)
     )
 
     assert isinstance(found, Span)

@@ -28,7 +28,7 @@ from lightning_otel import (
 from lightning_otel.adapter import TripletAdapter, advantages
 from lightning_otel.errors import ConfigError
 from lightning_otel.messages import message, text_part
-from lightning_otel.rewards.functions import Case, Failure, RewardFunction
+from lightning_otel.rewards.functions import Case, RewardFailure, RewardFunction
 from lightning_otel.types import Rollout
 
 STEP = Transition(
@@ -72,11 +72,15 @@ def test_function_gets_what_it_asks_for() -> None:
         ({}, "", None),
         ({"ok": True, "short": 0.5}, "", {"ok": 1.0, "short": 0.5}),
         ({"ok": True, "short": 0.5}, "2", {"ok@2": 1.0, "short@2": 0.5}),
-        ("1", "", Failure("no number, but str", "judge is '1', no number")),
-        ([1.0], "", Failure("no number, but list", "judge is [1.0], no number")),
-        (float("nan"), "", Failure("not finite", "judge is nan; a reward must be finite")),
-        ({"ok": 1.0, "x": None}, "", Failure("no number, but NoneType", "x is None, no number")),
-        (KeyError("no\nsuch"), "", Failure("KeyError", "KeyError: 'no\\nsuch'")),
+        ("1", "", RewardFailure("no number, but str", "judge is '1', no number")),
+        ([1.0], "", RewardFailure("no number, but list", "judge is [1.0], no number")),
+        (float("nan"), "", RewardFailure("not finite", "judge is nan; a reward must be finite")),
+        (
+            {"ok": 1.0, "x": None},
+            "",
+            RewardFailure("no number, but NoneType", "x is None, no number"),
+        ),
+        (KeyError("no\nsuch"), "", RewardFailure("KeyError", "KeyError: 'no\\nsuch'")),
     ],
 )
 def test_result_is_rewards_or_a_failure(result: object, version: str, expected: object) -> None:

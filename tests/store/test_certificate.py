@@ -15,7 +15,7 @@ from tests.trainer.made import spans_of
 
 from lightning_otel import Store
 from lightning_otel.dataset import formats
-from lightning_otel.dataset.certificate import Verdict, verify
+from lightning_otel.dataset.certificate import CertificateCheck, verify
 from lightning_otel.dataset.formats import Format
 from lightning_otel.errors import CertificateError, ConfigError, NotFoundError
 
@@ -174,7 +174,7 @@ def test_what_breaks_the_law_is_not_certified(
         assert not list(tmp_path.iterdir())
         return
     filled.export("own", path, certificate=True)
-    assert Verdict("law", None, "200 steps: None in rows, 0 left out") in verify(path)
+    assert CertificateCheck("law", None, "200 steps: None in rows, 0 left out") in verify(path)
     assert invoke("verify", path).returncode == 3
 
 

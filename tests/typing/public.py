@@ -6,7 +6,7 @@ from typing import Any, assert_type
 import lightning_otel as lo
 from lightning_otel.algorithms import Batch
 from lightning_otel.testing import captured, failure, scripted_server, tool_call
-from lightning_otel.tracing.blocks import Operation
+from lightning_otel.tracing.blocks import OperationBlock
 from lightning_otel.trainer import Fit
 from lightning_otel.types import Call, Reward, Rollout
 
@@ -125,7 +125,7 @@ async def operate() -> None:
     assert_type(operated(2), bytes)
     assert_type(await operated_later(2), bytes)
     with lo.operation("retrieve", top_k=5) as found:
-        assert_type(found, Operation)
+        assert_type(found, OperationBlock)
         found.output = ["a"]
     lo.emit_reward(1.0, span_id=found.span_id)
 

@@ -155,7 +155,7 @@ class Advantage:
             raise ConfigError(f"size is {self.size!r}; a group holds 2 rollouts or more")
 
 
-class Outcome(NamedTuple):
+class AttemptOutcome(NamedTuple):
     """An attempt's reward; a rollout's is that of its last attempt.
 
     Attributes:
@@ -173,7 +173,7 @@ class Outcome(NamedTuple):
     value: float | None
     reason: str = NO_REWARD
     has_steps: bool = True
-    steps: "Mapping[StepIds, Outcome]" = NOTHING
+    steps: "Mapping[StepIds, AttemptOutcome]" = NOTHING
 
 
 class Estimate(NamedTuple):
@@ -185,13 +185,13 @@ class Estimate(NamedTuple):
     steps: "Mapping[StepIds, Estimate]" = NOTHING
 
 
-def last_rewards(outcomes: Iterable[Outcome]) -> dict[str, float]:
+def last_rewards(outcomes: Iterable[AttemptOutcome]) -> dict[str, float]:
     """Return the reward of each rollout that has one: its last attempt's."""
     last = {outcome.key.rollout_id: outcome for outcome in sorted(outcomes, key=_attempt_order)}
     return {name: outcome.value for name, outcome in last.items() if outcome.value is not None}
 
 
-def _attempt_order(outcome: Outcome) -> tuple[int, AttemptKey]:
+def _attempt_order(outcome: AttemptOutcome) -> tuple[int, AttemptKey]:
     return outcome.start_ns, outcome.key
 
 
@@ -221,7 +221,7 @@ def _read_task(spans: Iterable[Span], key: str) -> str:
 
 
 def estimate_advantages(
-    outcomes: Iterable[Outcome], how: Advantage, compose: Compose
+    outcomes: Iterable[AttemptOutcome], how: Advantage, compose: Compose
 ) -> dict[AttemptKey, Estimate]:
     """Return the advantage of each attempt; of several at a rollout the last one counts.
 
@@ -233,7 +233,7 @@ def estimate_advantages(
     attempts = sorted(outcomes, key=_attempt_order)
     latest = {outcome.key.rollout_id: outcome for outcome in attempts}
     estimates: dict[AttemptKey, Estimate] = {}
-    groups: dict[str, list[Outcome]] = {}
+    groups: dict[str, list[AttemptOutcome]] = {}
     for outcome in attempts:
         if outcome is not latest[outcome.key.rollout_id]:
             estimates[outcome.key] = Estimate(outcome.group_id, None, OTHER_ATTEMPT)
@@ -249,13 +249,13 @@ def estimate_advantages(
 
 
 def _estimate_steps(
-    groups: Mapping[str, Sequence[Outcome]],
+    groups: Mapping[str, Sequence[AttemptOutcome]],
     estimates: Mapping[AttemptKey, Estimate],
     how: Advantage,
     compose: Compose,
 ) -> dict[AttemptKey, Estimate]:
     """Return the estimates with those of steps, each compared with the others of its state."""
-    states: dict[str, list[tuple[StepIds, Outcome]]] = {}
+    states: dict[str, list[tuple[StepIds, AttemptOutcome]]] = {}
     by_step: dict[AttemptKey, dict[StepIds, Estimate]] = {}
     for group_id, members in groups.items():
         for ids, step in (item for member in members for item in member.steps.items()):
@@ -274,7 +274,7 @@ def _estimate_steps(
 
 
 def _compare_members(
-    group_id: str, members: Sequence[Outcome], how: Advantage, compose: Compose
+    group_id: str, members: Sequence[AttemptOutcome], how: Advantage, compose: Compose
 ) -> tuple[Sequence[float | None], str]:
     reason = ""
     if not group_id:

@@ -12,9 +12,9 @@ from lightning_otel.adapter import (
     histories,
     trajectories,
 )
-from lightning_otel.adapter.advantages import Outcome
+from lightning_otel.adapter.advantages import AttemptOutcome
 from lightning_otel.adapter.attempts import AttemptKey
-from lightning_otel.adapter.awards import Placement
+from lightning_otel.adapter.awards import Awards
 from lightning_otel.adapter.calls import (
     ABANDONED,
     CUT,
@@ -150,7 +150,7 @@ class Assembly:
             self._drop_span(span, "call", reason)
         for reward in self._find_rewards().values():
             self._drop_span(reward.span, "reward", reason)
-        placement = Placement()
+        placement = Awards()
         return Adaptation(
             [], self._make_report(placement, ()), (), (self._make_outcome(placement),)
         )
@@ -265,7 +265,7 @@ class Assembly:
                 self._drop_span(span, "reward", reward)
         return rewards
 
-    def _compose_rewards(self, placement: Placement) -> dict[int, float]:
+    def _compose_rewards(self, placement: Awards) -> dict[int, float]:
         values: dict[int, float] = {}
         for position, numbers in placement.rewards.items():
             value, reason = advantages.compose_rewards(self._adapter.compose, numbers)
@@ -275,7 +275,7 @@ class Assembly:
                 values[position] = value
         return values
 
-    def _make_outcome(self, placement: Placement) -> Outcome:
+    def _make_outcome(self, placement: Awards) -> AttemptOutcome:
         """Sum the attempt's reward over its steps, before any discount.
 
         Of each step the first reward counts, or what is composed of all of them by name.
@@ -284,7 +284,7 @@ class Assembly:
         totals, value, reason = placement.totals, placement.value, ""
         if totals and compose is not advantages.primary:
             value, reason = advantages.compose_rewards(compose, totals)
-        return Outcome(
+        return AttemptOutcome(
             self._key,
             "" if how is None else advantages.group_of(spans, how.group_by),
             min(span.start_ns for span in spans),
@@ -294,7 +294,7 @@ class Assembly:
             bool(self._steps),
         )
 
-    def _make_report(self, placement: Placement, results: Iterable[Trajectory]) -> Report:
+    def _make_report(self, placement: Awards, results: Iterable[Trajectory]) -> Report:
         passed = credit.count_passed_over(self._tree, placement.placed, self._lost)
         return count_steps(
             distinct_steps(results),

@@ -73,7 +73,7 @@ class Placed(NamedTuple):
 
 
 @dataclass(slots=True)
-class Placement:
+class Awards:
     """The credited rewards, by call.
 
     Attributes:
@@ -131,7 +131,7 @@ def _rank_reward(reward: Reward, *, is_local: bool) -> int:
     return PRIMARY if is_declared else OTHER
 
 
-def award_calls(claims: Iterable[Claim], order: Mapping[int, Precedence]) -> Placement:
+def award_calls(claims: Iterable[Claim], order: Mapping[int, Precedence]) -> Awards:
     """Give each call the rewards that judge it; of one name the one that comes first.
 
     A reward that names its call comes before one of its rank that a rule brings there. Each goes to
@@ -143,7 +143,7 @@ def award_calls(claims: Iterable[Claim], order: Mapping[int, Precedence]) -> Pla
         precedence = order[claim.position]
         return precedence.rank, claim.is_ruled, precedence
 
-    placement = Placement()
+    placement = Awards()
     awards: dict[int, dict[str, tuple[Precedence, float, Source]]] = {}
     sums: dict[str, dict[Source, float]] = {}
     for claim in sorted(claims, key=rank):
@@ -216,13 +216,13 @@ def _explain(claim: Claim, *, is_rival: bool) -> str:
     return claim.reason
 
 
-def judge_whole(claims: Iterable[Claim], order: Mapping[int, Precedence]) -> Placement:
+def judge_whole(claims: Iterable[Claim], order: Mapping[int, Precedence]) -> Awards:
     """Return what an attempt without a step has earned as a whole.
 
     The rewards of the first one's name are its value; of several that name one span the first
     counts.
     """
-    placement = Placement()
+    placement = Awards()
     first: dict[object, Reward] = {}
     for claim in sorted(claims, key=lambda claim: order[claim.position]):
         placement.unplaced.append((claim.reward, claim.reason))

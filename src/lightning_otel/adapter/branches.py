@@ -24,7 +24,7 @@ _MOST_ABOVE: Final = 64
 
 
 class Links:
-    """One agent's calls, in order, and how they hang together, by index; -1 stands for none.
+    """The call that each of an agent's calls follows, by index in their order; -1 is none.
 
     Attributes:
         positions: Their positions in the tree.

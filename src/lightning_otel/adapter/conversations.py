@@ -11,7 +11,7 @@ from lightning_otel.messages import chat
 from lightning_otel.types import Conversation, Message, Trajectory, Transition
 
 
-class _Run(NamedTuple):
+class _ConversationSteps(NamedTuple):
     """Steps that are one conversation, with all its messages but for the answer of the last step.
 
     ``places`` are of each step's answer in ``messages``; ``chosen`` is the choice gone on with.
@@ -38,8 +38,8 @@ def make_conversations(trajectories: Iterable[Trajectory]) -> Iterator[Conversat
                 yield _make_conversation(trajectory, run, indices)
 
 
-def _split_steps(steps: Iterable[Transition]) -> list[_Run]:
-    runs: list[_Run] = []
+def _split_steps(steps: Iterable[Transition]) -> list[_ConversationSteps]:
+    runs: list[_ConversationSteps] = []
     for step in steps:
         prompt = step.observation
         if runs:
@@ -53,11 +53,13 @@ def _split_steps(steps: Iterable[Transition]) -> list[_Run]:
                 members.append(step)
                 places.append(len(messages))
                 continue
-        runs.append(_Run(list(prompt), [step], [len(prompt)], []))
+        runs.append(_ConversationSteps(list(prompt), [step], [len(prompt)], []))
     return runs
 
 
-def _make_conversation(trajectory: Trajectory, run: _Run, indices: Sequence[int]) -> Conversation:
+def _make_conversation(
+    trajectory: Trajectory, run: _ConversationSteps, indices: Sequence[int]
+) -> Conversation:
     """Make the conversation of a run; ``indices`` are of the steps that no earlier one answers."""
     steps, last = run.steps, run.steps[-1]
     turns = chat.turns_of([*run.messages, _as_answer(last.action[0])])

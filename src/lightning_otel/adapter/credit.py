@@ -14,9 +14,9 @@ from lightning_otel.adapter.attributes import matched_text
 from lightning_otel.adapter.awards import (
     OUTSIDE,
     UNKNOWN_TARGET,
+    Awards,
     Claim,
     Placed,
-    Placement,
     Precedence,
     Rewards,
     award_calls,
@@ -49,21 +49,21 @@ def place_rewards(
     rewards: Rewards,
     rule: Credit | CreditRule,
     conversations: Mapping[int, Conversation],
-) -> Placement:
+) -> Awards:
     """Give each reward to what it judges; ``discounted`` places them like ``previous``.
 
     ``duplicates`` has for each call dropped as a duplicate the one that was kept.
     """
     if not rewards:
-        return Placement()
+        return Awards()
     order = order_rewards(tree.spans, tree.starts, rewards)
     claims = list(_claim_calls(tree, calls, duplicates, rewards))
     by_rule = {**rewards}
     for claim in claims:
         del by_rule[claim.position]
-    whole = _Rollout(tree, calls, conversations)
+    whole = _JudgedCalls(tree, calls, conversations)
     if rule != "last":
-        claims += _Rules(whole, tree, calls, rule, claims, order).claim_calls(by_rule)
+        claims += _CreditRules(whole, tree, calls, rule, claims, order).claim_calls(by_rule)
     else:
         # The program's last one, and of those from outside, which never take its place, theirs.
         finals = {order[position].rank == OUTSIDE: position for position in by_rule}.values()
@@ -141,12 +141,12 @@ def _calls_before(tree: Tree, calls: Iterable[int], position: int) -> list[int]:
     return pool if part == NO_PARENT else [call for call in pool if tree.contains(part, call)]
 
 
-class _Rules:
+class _CreditRules:
     """The rule by which rewards claim calls that they do not name."""
 
     def __init__(
         self,
-        whole: "_Rollout",
+        whole: "_JudgedCalls",
         tree: Tree,
         calls: Mapping[int, Call],
         rule: Credit | CreditRule,
@@ -237,7 +237,7 @@ class _Rules:
             self._judged[False].update(reward.values)
 
 
-class _Rollout:
+class _JudgedCalls:
     """The calls of an attempt as one whole: which reward judges it, and by which call."""
 
     def __init__(

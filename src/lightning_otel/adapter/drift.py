@@ -74,7 +74,7 @@ class Drifts(NamedTuple):
     skipped: int
 
 
-class _Compared(NamedTuple):
+class _TokenComparison(NamedTuple):
     cause: Cause | None
     prefix_share: float = 0.0
     length_delta: int = 0
@@ -85,7 +85,7 @@ def measure(steps: Iterable[Transition], tokenizer: Tokenizer) -> Drifts:
 
     Transitions without token ids are skipped; the tokenizer stands in for the engine's own.
     """
-    groups: dict[tuple[str, Part], list[_Compared]] = {}
+    groups: dict[tuple[str, Part], list[_TokenComparison]] = {}
     skipped = 0
     for step in steps:
         if not (len(step.prompt_ids) and len(step.response_ids)):
@@ -113,7 +113,7 @@ def measure(steps: Iterable[Transition], tokenizer: Tokenizer) -> Drifts:
     return Drifts(drifts, skipped)
 
 
-def _compare_part(step: Transition, part: Part, tokenizer: Tokenizer) -> _Compared:
+def _compare_part(step: Transition, part: Part, tokenizer: Tokenizer) -> _TokenComparison:
     tokens = list(step.prompt_ids if part == "prompt" else step.response_ids)
     cause: Cause
     try:
@@ -128,8 +128,10 @@ def _compare_part(step: Transition, part: Part, tokenizer: Tokenizer) -> _Compar
             is_text = _HALF not in text and tokenizer.decode(encoding) == text
             cause = "retokenisation" if is_text else "other"
     except _FAULTS:
-        return _Compared("other")
+        return _TokenComparison("other")
     pairs = enumerate(zip(tokens, encoding, strict=False))
     same = next((i for i, (one, other) in pairs if one != other), min(len(tokens), len(encoding)))
     is_exact = same == len(tokens) == len(encoding)
-    return _Compared(None if is_exact else cause, same / len(tokens), len(encoding) - len(tokens))
+    return _TokenComparison(
+        None if is_exact else cause, same / len(tokens), len(encoding) - len(tokens)
+    )

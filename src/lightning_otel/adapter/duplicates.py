@@ -1,4 +1,4 @@
-"""Several records of one request: which calls they are, and the one call they make together.
+"""Merge several instrumentors' records of one request into one call.
 
 Records of several instrumentors have the response id in common; one without an id goes with that of
 another make which lies within it, or which overlaps it and was asked the same: under the same

@@ -10,7 +10,7 @@ from itertools import groupby, pairwise, zip_longest
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from lightning_otel.adapter.advantages import Advantage, Outcome, group_of
+from lightning_otel.adapter.advantages import Advantage, AttemptOutcome, group_of
 from lightning_otel.adapter.attempts import AttemptKey, Ordered, order_by_time
 from lightning_otel.adapter.attributes import has_id
 from lightning_otel.adapter.awards import is_from_outside
@@ -176,7 +176,7 @@ class Adaptation(NamedTuple):
     trajectories: list[Trajectory]
     report: Report
     credited: Sequence[Credited] = ()
-    outcomes: Sequence[Outcome] = ()
+    outcomes: Sequence[AttemptOutcome] = ()
     parts: "Sequence[tuple[AttemptKey, Sequence[Span], Adaptation]]" = ()
 
 
@@ -261,7 +261,7 @@ def adapt_linear(
     start_ns = min(span.start_ns for span in spans)
     group_id = "" if how is None else group_of(spans, how.group_by)
     totals = add_named(result.rewards.values())
-    outcome = Outcome(key, group_id, start_ns, totals, value, has_steps=bool(calls))
+    outcome = AttemptOutcome(key, group_id, start_ns, totals, value, has_steps=bool(calls))
     return Adaptation(trajectories, report, credited, (outcome,))
 
 

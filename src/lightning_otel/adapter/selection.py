@@ -57,7 +57,7 @@ class SelectionKeywords(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class StepSelection:
     """A selection of transitions, by default all: :class:`SelectionKeywords`, parsed."""
 
     agents: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class Selection:
     as_of_ns: int | None = None
 
     @classmethod
-    def of(cls, keywords: SelectionKeywords) -> "Selection":
+    def of(cls, keywords: SelectionKeywords) -> "StepSelection":
         """The selection that keywords describe.
 
         Raises:
@@ -118,7 +118,7 @@ class Selection:
     def wants_all(self) -> bool:
         """True if every step of its rollouts is wanted."""
         values = {name: getattr(self, name) for name in _WHOLE}
-        return Selection(**values) == self
+        return StepSelection(**values) == self
 
     def wants(self, step: Transition) -> bool:
         """Return whether a transition is wanted, as far as it shows."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from lightning_otel.adapter import advantages, readers
-from lightning_otel.adapter.advantages import Advantage, Composition, Estimate, Outcome
+from lightning_otel.adapter.advantages import Advantage, AttemptOutcome, Composition, Estimate
 from lightning_otel.adapter.attempts import AttemptKey, sort_attempts
 from lightning_otel.adapter.continuations import Answers, complete_calls, goes_on, is_source
 from lightning_otel.adapter.histories import state_key
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def span_of(given: "Span | ReadableSpan") -> Span:
-    """The span, or what the SDK's says as one of ours."""
+    """Convert a span of the SDK; return one of ours unchanged."""
     if isinstance(given, Span):
         return given
     source: Any = given
@@ -103,11 +103,11 @@ class TraceAdapter(ABC, Generic[T]):
         """Turn the spans of whole rollouts into something else."""
 
 
-def _describe_states(outcome: Outcome, paths: Sequence[Trajectory]) -> Outcome:
+def _describe_states(outcome: AttemptOutcome, paths: Sequence[Trajectory]) -> AttemptOutcome:
     """Return an attempt's outcome with its steps by their states; the first may be its group."""
     steps = {(step.trace_id, step.span_id): step for path in paths for step in path.transitions}
     estimates = {
-        ids: Outcome(outcome.key, state_key(step), step.start_ns, step.rewards, step.reward)
+        ids: AttemptOutcome(outcome.key, state_key(step), step.start_ns, step.rewards, step.reward)
         for ids, step in steps.items()
     }
     first = next(iter(estimates.values()), outcome).group_id
@@ -212,11 +212,11 @@ class TripletAdapter:
         spans: "Iterable[Span | ReadableSpan]",
         *,
         incomplete: Collection[tuple[str, str]] = (),
-    ) -> Sequence[Outcome]:
+    ) -> Sequence[AttemptOutcome]:
         """Return each attempt's outcome, a first pass for advantages; see :meth:`explain`."""
         return self._adapt_attempts(spans, incomplete).outcomes
 
-    def estimate(self, outcomes: Iterable[Outcome]) -> dict[AttemptKey, Estimate]:
+    def estimate(self, outcomes: Iterable[AttemptOutcome]) -> dict[AttemptKey, Estimate]:
         """Return the advantage of each attempt by all outcomes; empty if none is asked for."""
         how = self.comparison()
         return {} if how is None else advantages.estimate_advantages(outcomes, how, self.compose)

@@ -119,7 +119,7 @@ def read(folder: Path, algorithm: str = "") -> Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RunOrigin:
     """The start of a run: its predecessor, the checkpoint, and its content."""
 
     run: "TrainingRun | None" = None
@@ -127,15 +127,17 @@ class Origin:
     kept: Checkpoint | None = None
 
 
-def find_origin(runs: "Runs", place: str | os.PathLike[str], algorithm: str) -> Origin:
+def find_origin(runs: "Runs", place: str | os.PathLike[str], algorithm: str) -> RunOrigin:
     """Find the start of a run's id, its beginning, ``@last`` or a checkpoint's folder."""
     path = Path(place)
     if path.is_dir():
         point = read(path, algorithm)
         try:
-            return Origin(replace(runs.get(point.run_id), step=point.step), path, point)
+            return RunOrigin(replace(runs.get(point.run_id), step=point.step), path, point)
         except NotFoundError:
-            return Origin(None, path, point)  # it was made elsewhere: a run of its own begins here
+            return RunOrigin(
+                None, path, point
+            )  # it was made elsewhere: a run of its own begins here
     if len(path.parts) > 1:
         raise TrainingError(f"no checkpoint at {path}; name a folder that save_checkpoint() made")
     try:
@@ -149,9 +151,9 @@ def find_origin(runs: "Runs", place: str | os.PathLike[str], algorithm: str) -> 
         )
     latest = next(iter(runs.checkpoints(run.run_id)), None)
     if latest is None:
-        return Origin(replace(run, step=0))
+        return RunOrigin(replace(run, step=0))
     folder = Path(latest.place)
-    return Origin(run, folder, read(folder, algorithm))
+    return RunOrigin(run, folder, read(folder, algorithm))
 
 
 _locks: Final[set[int]] = set()

@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 from lightning_otel.adapter import Advantage
-from lightning_otel.adapter.advantages import Outcome, estimate_advantages, primary, stamp_steps
+from lightning_otel.adapter.advantages import (
+    AttemptOutcome,
+    estimate_advantages,
+    primary,
+    stamp_steps,
+)
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.algorithms import models
 from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult, unknown_option
@@ -311,12 +316,12 @@ class Compared(NamedTuple):
 def compare_rollouts(batch: Batch, how: Advantage) -> Compared:
     """Return a batch's trajectories, rollouts compared within their group."""
     groups = {rollout_id: group_id for group_id, ids in batch.groups.items() for rollout_id in ids}
-    outcomes: dict[AttemptKey, Outcome] = {}
+    outcomes: dict[AttemptKey, AttemptOutcome] = {}
     for path in batch:
         key = AttemptKey(path.rollout_id, path.attempt_id)
         start_ns = path.transitions[0].start_ns if path.transitions else 0
         group_id, reward = groups.get(path.rollout_id, ""), batch.rewards.get(path.rollout_id)
-        outcomes.setdefault(key, Outcome(key, group_id, start_ns, {}, reward))
+        outcomes.setdefault(key, AttemptOutcome(key, group_id, start_ns, {}, reward))
     estimates = estimate_advantages(outcomes.values(), how, primary)
     paths, _ = stamp_steps([path for path in batch if path.transitions], estimates)
     reasons = Counter(

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.adapter import Advantage, TripletAdapter
-from lightning_otel.adapter.advantages import Outcome
-from lightning_otel.adapter.selection import Selection
+from lightning_otel.adapter.advantages import AttemptOutcome
+from lightning_otel.adapter.selection import StepSelection
 from lightning_otel.adapter.tokens import NO_IDS, PENALISED, TRUNCATED, notes_of
 from lightning_otel.dataset.formats.format import NO_LOGPROBS
 from lightning_otel.errors import StoreMissingError
@@ -74,7 +74,7 @@ Groups = dict[str, tuple[Member, ...]]
 """Rollouts that are compared with each other, the oldest first, by group."""
 
 
-def read_members(store: "Store", selection: "Selection") -> dict[str, Member]:
+def read_members(store: "Store", selection: "StepSelection") -> dict[str, Member]:
     """Return a store's selected rollouts, the oldest first; none without a store."""
     ids = None if selection.rollout_ids is None else list(selection.rollout_ids)
     try:
@@ -115,7 +115,9 @@ def read_judged_members(
     return members
 
 
-def _match_rewards(outcomes: Iterable[Outcome], members: Mapping[str, Member]) -> dict[str, float]:
+def _match_rewards(
+    outcomes: Iterable[AttemptOutcome], members: Mapping[str, Member]
+) -> dict[str, float]:
     return {
         outcome.key.rollout_id: outcome.value
         for outcome in outcomes
@@ -127,7 +129,9 @@ def _match_rewards(outcomes: Iterable[Outcome], members: Mapping[str, Member]) -
 
 def find_outcomes(store: "Store", rollouts: Sequence["Rollout"]) -> list["Rollout"]:
     """Return rollouts as a store has them: over, or to be tried again after a kill."""
-    rows = read_members(store, Selection(rollout_ids=tuple(item.rollout_id for item in rollouts)))
+    rows = read_members(
+        store, StepSelection(rollout_ids=tuple(item.rollout_id for item in rollouts))
+    )
     stand: list[Rollout] = []
     for item in rollouts:
         if (row := rows.get(item.rollout_id)) is not None:

@@ -71,7 +71,7 @@ class Microsoft(BaseAlgorithm):
         live = [standing.live for _, standing in sorted(context.resources.standings().items())]
         # It has no kind for weights.
         bodies = {item.name: item.body for item in live if item and item.kind != "weights"}
-        work = _Work(agl, context.config)
+        work = _MicrosoftAgent(agl, context.config)
         store = agl.InMemoryLightningStore(thread_safe=True)
         algorithm = self._make_algorithm(agl)
         # APO asks for messages, others for what its trainer takes by itself.
@@ -125,7 +125,7 @@ class Microsoft(BaseAlgorithm):
     @staticmethod
     def _publish_results(
         context: "Run",
-        work: "_Work",
+        work: "_MicrosoftAgent",
         bodies: Mapping[str, Mapping[str, Any]],
         learnt: Mapping[str, Any],
     ) -> None:
@@ -148,7 +148,7 @@ class Microsoft(BaseAlgorithm):
                 context.publish(name, body, metrics=measured)
 
 
-class _Work:
+class _MicrosoftAgent:
     def __init__(self, agl: Any, config: "RunConfig") -> None:
         self._agl = agl
         self._config = config

@@ -14,7 +14,7 @@ from lightning_otel.algorithms.options import RunConfig
 from lightning_otel.algorithms.tasks import RolloutResult, run_tasks
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources.evidence import find_range, format_verdict, weigh_differences
-from lightning_otel.resources.neighbours import Difference
+from lightning_otel.resources.neighbours import PairDifference
 from lightning_otel.resources.waiting import explain_waiting
 from lightning_otel.state.runs import TrainingRun
 from lightning_otel.types import Resource, html
@@ -187,7 +187,9 @@ def _judge_candidates(
     ]
     both = [(old, new) for old, new in pairs if old is not None and new is not None]
     lost = sum(old is not None and new is None for old, new in pairs)
-    presence = [Difference(float(new is not None) - float(old is not None)) for old, new in pairs]
+    presence = [
+        PairDifference(float(new is not None) - float(old is not None)) for old, new in pairs
+    ]
     is_broken = weigh_differences(presence, (0.0, 1.0)).is_below
     why = f"{lost} of {len(pairs)} held-out tasks have a reward no more"
     if not both:
@@ -199,7 +201,7 @@ def _judge_candidates(
     live = statistics.fmean(old for old, _ in both)
     candidate = statistics.fmean(new for _, new in both)
     proof = weigh_differences(
-        [Difference(new - old) for old, new in both],
+        [PairDifference(new - old) for old, new in both],
         find_range((reward for pair in both for reward in pair), config.reward_range),
     )
     text = (
@@ -217,7 +219,7 @@ def _judge_candidates(
     return Verdict(names, text, live, candidate)
 
 
-class Estimate(NamedTuple):
+class MeanEstimate(NamedTuple):
     """A mean over tasks, its 95 % interval, and the value of each task, in order.
 
     ``None`` is unknown: a task without a reward, or an interval of fewer than two tasks.
@@ -229,7 +231,7 @@ class Estimate(NamedTuple):
     tasks: tuple[float | None, ...]
 
     @classmethod
-    def of(cls, values: Sequence[float | None], most: float = math.inf) -> "Estimate":
+    def of(cls, values: Sequence[float | None], most: float = math.inf) -> "MeanEstimate":
         """Return the mean of tasks' values; a task counts once, however many samples it has.
 
         The interval is cut to 0 to ``most`` where that is finite.
@@ -273,15 +275,15 @@ class Evaluation:
         mean = statistics.fmean(rewards) if rewards else None
         return cls(mean, results, dict(reasons), samples)
 
-    def mean(self) -> Estimate:
+    def mean(self) -> MeanEstimate:
         """Return mean@n: the mean reward of each task's samples, and of the tasks.
 
         Rollouts without a reward are left out; ``unrewarded`` counts them.
         """
         rewards = ([reward for reward in task if reward is not None] for task in self._tasks())
-        return Estimate.of([statistics.fmean(task) if task else None for task in rewards])
+        return MeanEstimate.of([statistics.fmean(task) if task else None for task in rewards])
 
-    def pass_at(self, k: int, *, threshold: float = 1.0) -> Estimate:
+    def pass_at(self, k: int, *, threshold: float = 1.0) -> MeanEstimate:
         """Return pass@k: the chance that one of k samples of a task earns ``threshold`` or more.
 
         A rollout without a reward did not pass.
@@ -300,7 +302,7 @@ class Evaluation:
             sum(reward is None or reward < threshold for reward in task) for task in self._tasks()
         )
         total = math.comb(self.samples, k)
-        return Estimate.of([1 - math.comb(count, k) / total for count in failures], 1.0)
+        return MeanEstimate.of([1 - math.comb(count, k) / total for count in failures], 1.0)
 
     def _tasks(self) -> Iterator[list[float | None]]:
         rewards = [result.rollout.reward for result in self.rollouts]

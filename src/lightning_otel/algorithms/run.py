@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_otel.algorithms import checkpoint as checkpoints
 from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult, name_of
 from lightning_otel.algorithms.batches import Collector
-from lightning_otel.algorithms.checkpoint import Checkpoint, Origin
+from lightning_otel.algorithms.checkpoint import Checkpoint, RunOrigin
 from lightning_otel.algorithms.groups import read_members
 from lightning_otel.algorithms.options import RunConfig
 from lightning_otel.algorithms.promotion import Fit, promote
@@ -59,7 +59,7 @@ class Run:
         self,
         config: RunConfig,
         algorithm: BaseAlgorithm,
-        origin: Origin | None = None,
+        origin: RunOrigin | None = None,
         *,
         remembers: bool = False,
     ) -> None:
@@ -68,7 +68,7 @@ class Run:
         self.store, self.resources = config.store, config.resources
         self.train, self.val, self.options = config.train, config.val, config.options
         self._algorithm = algorithm
-        self._origin = origin = origin or Origin()
+        self._origin = origin = origin or RunOrigin()
         self._remembers = remembers
         checkpoint = origin.kept
         self.run = origin.run or config.runs.start(

@@ -101,7 +101,7 @@ class Frame:
     has_tasks: bool = False
 
 
-class _Process:
+class _ProcessState:
     """State of this process.
 
     Attributes:
@@ -131,7 +131,7 @@ class _Process:
         self.watch_starts: Callable[[], None] | None = None
 
 
-process: Final = _Process()
+process: Final = _ProcessState()
 
 
 def refresh_settings() -> None:

@@ -33,7 +33,7 @@ def list_files(
     Raises:
         TooLargeError: A zip holds more than a limit.
     """
-    from lightning_otel.receivers.sessions import Links
+    from lightning_otel.receivers.sessions import SessionLinks
 
     with tempfile.TemporaryDirectory() as scratch:
         folders: list[Path] = []
@@ -46,7 +46,7 @@ def list_files(
             folder = Path(scratch, str(number), path.name)
             _extract_zip(path, folder, limit_bytes, partial(refuse, path))
             lines = _list_folder(folder)
-            is_of_sessions = any(open_session_file(file, Links())[0] for file in lines)
+            is_of_sessions = any(open_session_file(file, SessionLinks())[0] for file in lines)
             members = sorted(member for member in folder.rglob("*") if member.is_file())
             folders += lines if is_of_sessions else members
 

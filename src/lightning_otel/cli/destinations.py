@@ -10,7 +10,7 @@ import click
 
 from lightning_otel import config
 from lightning_otel.cli.maintain import settle_pending_feedback
-from lightning_otel.cli.options import Stop, find_rollout_id, rollout_option, store_option
+from lightning_otel.cli.options import SignalStop, find_rollout_id, rollout_option, store_option
 from lightning_otel.cli.output import count_noun, format_size, print_note, suggest
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, LightningOtelError, NotFoundError
@@ -114,7 +114,7 @@ def otlp(
                 encode=annotations.encode,
             )
         )  # fmt: skip
-    with Stop() as stop:
+    with SignalStop() as stop:
         print_note(f"⚡ {opened.name} → {endpoint.url}{note}")
         are_done = _run_forwarders(forwarders, stop, is_once=once)
     for place, (one, is_done) in enumerate(zip(forwarders, are_done, strict=True)):
@@ -130,7 +130,7 @@ def otlp(
     return 0 if is_whole or not once else _NOT_DELIVERED
 
 
-def _run_forwarders(forwarders: list[Forwarder], stop: Stop, *, is_once: bool) -> list[bool]:
+def _run_forwarders(forwarders: list[Forwarder], stop: SignalStop, *, is_once: bool) -> list[bool]:
     """Run all until stopped; once, one after the other, as annotations need their spans."""
     for group in [[one] for one in forwarders] if is_once else [forwarders]:
         for one in group:

@@ -27,7 +27,7 @@ from lightning_otel.cli.output import (
 from lightning_otel.dataset import Store
 
 if TYPE_CHECKING:
-    from lightning_otel.views.doctor import Finding
+    from lightning_otel.views.doctor import Check
 
 _COLUMNS: Final = ("name", "value", "source", "meaning")
 _DRIFT_COLUMNS: Final = (
@@ -95,7 +95,7 @@ def _list_settings(form: Form | None, store: str | None) -> None:
     suggest("doctor", None)
 
 
-def _check_variables() -> "Iterator[Finding]":
+def _check_variables() -> "Iterator[Check]":
     from difflib import get_close_matches
 
     from lightning_otel.views.doctor import problem

@@ -10,7 +10,7 @@ import click
 
 from lightning_otel.cli.archives import list_files
 from lightning_otel.cli.inputs import FileReader
-from lightning_otel.cli.options import Stop, store_option
+from lightning_otel.cli.options import SignalStop, store_option
 from lightning_otel.cli.output import count_noun, print_note, suggest
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
@@ -126,7 +126,7 @@ def _follow_sessions(
 ) -> int:
     count = 0
     print_note("  following; end with Ctrl-C")
-    with Stop() as stop:
+    with SignalStop() as stop:
         while not stop.wait(_POLL_S):
             paths = list_them()
             count += reader.end_missing({*paths})

@@ -17,7 +17,7 @@ from lightning_otel.types.values import parse_json
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
     from lightning_otel.receivers.coding_agents import SessionReader
-    from lightning_otel.receivers.sessions import Links, Session
+    from lightning_otel.receivers.sessions import SessionLinks, SessionSpans
     from lightning_otel.types import Span
 
 _BATCH: Final = 1000
@@ -61,15 +61,15 @@ class FileReader:
     """
 
     def __init__(self, opened: "Store", limit_bytes: int, *, is_following: bool) -> None:
-        from lightning_otel.receivers.sessions import Links
+        from lightning_otel.receivers.sessions import SessionLinks
 
         self._opened = opened
         self._is_following = is_following
         self._limit_bytes = limit_bytes
         self._traces: dict[tuple[str, str], set[str]] | None = None
-        self._links = Links()
+        self._links = SessionLinks()
         self._growths: dict[Path, _Growth] = {}
-        self._sessions: list[Session] = []
+        self._sessions: list[SessionSpans] = []
         self._rewards: dict[tuple[str, str], float] | None = None
         self._lengths: dict[tuple[str, str], int] | None = None
         self.known = self.open = self.grown = 0
@@ -286,7 +286,7 @@ def _is_rewritten(path: Path, growth: _Growth) -> bool:
         return file.read(len(growth.line)) != growth.line
 
 
-def open_session_file(path: Path, links: "Links") -> "tuple[SessionReader | None, bool]":
+def open_session_file(path: Path, links: "SessionLinks") -> "tuple[SessionReader | None, bool]":
     """Return a reader of a session file, None for another; and whether it is compressed."""
     from lightning_otel.receivers.coding_agents import open_session
 

@@ -58,7 +58,7 @@ _TOOL_MODULES: Final = (
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Found(NamedTuple):
+class _ToolResult(NamedTuple):
     rows: Sequence[Any]
     beside: Mapping[str, Any] = {}
     total: int | None = None
@@ -124,7 +124,7 @@ def _make_server(place: str) -> Any:
 
     tools: list[Any] = []
 
-    def tool(function: Callable[..., _Found]) -> None:
+    def tool(function: Callable[..., _ToolResult]) -> None:
         """Offer a function as a tool, with its answer bounded and its errors in words."""
 
         @functools.wraps(function)
@@ -146,19 +146,19 @@ def _make_server(place: str) -> Any:
         )
         tools.append(_close_schema(tool_object))
 
-    def sql(query: str, offset: int = 0, max_bytes: int = _DEFAULT) -> _Found:
+    def sql(query: str, offset: int = 0, max_bytes: int = _DEFAULT) -> _ToolResult:
         """Run one read-only statement (DuckDB) over spans, calls, rewards and rollouts."""
         opened = Store(place)
         if opened.layout is None:
             raise ConfigError("sql needs a store on this machine's disk; use the other tools")
         columns, rows, cut = run_query(opened, query, Limits(size_bytes=16 << 20))
-        return _Found(rows, {"columns": columns}, cut=cut)
+        return _ToolResult(rows, {"columns": columns}, cut=cut)
 
     @_add_filters(LIST_FILTERS)
     def list_(
         noun: Literal["rollouts", "traces", "failures"] = "rollouts", limit: int = 20,
         offset: int = 0, max_bytes: int = _DEFAULT, **filters: Any,
-    ) -> _Found:  # fmt: skip
+    ) -> _ToolResult:  # fmt: skip
         """List rollouts, traces or failures (each error once), the newest first."""
         view = VIEWS[noun]
         values = {
@@ -175,10 +175,10 @@ def _make_server(place: str) -> Any:
             offset=min(max(0, offset), _MOST_ROWS),
         )
         rows = [{name: row.get(name) for name in view.columns} for row in listing.rows]
-        return _Found(rows, {"total": listing.total}, total=listing.total)
+        return _ToolResult(rows, {"total": listing.total}, total=listing.total)
 
     @_add_filters(TRANSITIONS)
-    def transitions(offset: int = 0, max_bytes: int = _DEFAULT, **options: Any) -> _Found:
+    def transitions(offset: int = 0, max_bytes: int = _DEFAULT, **options: Any) -> _ToolResult:
         """Read transitions with their rewards: those of rollouts, agents, times, versions."""
         opened, rows, total = Store(place), list[Any](), 0
         keywords = make_keywords(opened, options)
@@ -186,33 +186,33 @@ def _make_server(place: str) -> Any:
         for total, line in enumerate(opened.transitions(**keywords).lines(), 1):
             if first < total <= first + _MOST_STEPS:
                 rows.append(json.loads(line))
-        return _Found(rows, {"total": total}, total=total)
+        return _ToolResult(rows, {"total": total}, total=total)
 
     def show(
         id: str, view: Literal["tree", "spans", "transitions"] = "tree",
         offset: int = 0, max_bytes: int = _DEFAULT,
-    ) -> _Found:  # fmt: skip
+    ) -> _ToolResult:  # fmt: skip
         """Show a rollout, trace or span: its tree with credit, whole spans, or its transitions."""
-        return _Found(show_rows(Store(place), id, view))
+        return _ToolResult(show_rows(Store(place), id, view))
 
-    def analyze(rollout: str, offset: int = 0, max_bytes: int = _DEFAULT) -> _Found:
+    def analyze(rollout: str, offset: int = 0, max_bytes: int = _DEFAULT) -> _ToolResult:
         """Say of one rollout what happened, step by step, and what stands out (findings)."""
         document = analyze_episode(rollout, place).as_json()
-        return _Found(document.pop("steps"), document)
+        return _ToolResult(document.pop("steps"), document)
 
-    def diff(a: str, b: str, offset: int = 0, max_bytes: int = _DEFAULT) -> _Found:
+    def diff(a: str, b: str, offset: int = 0, max_bytes: int = _DEFAULT) -> _ToolResult:
         """Compare two rollouts or traces by id, or two versions such as prompt@1 and prompt@2."""
         document = diff_document(place, a, b)
-        return _Found(document.pop("said" if "said" in document else "diff"), document)
+        return _ToolResult(document.pop("said" if "said" in document else "diff"), document)
 
     def stats(
         by: Dimension | None = None, offset: int = 0,
         max_bytes: int = _DEFAULT,
-    ) -> _Found:  # fmt: skip
+    ) -> _ToolResult:  # fmt: skip
         """Count what was kept, lost and left out; or reward, errors, latency and cost by a name."""
         if by is not None:
-            return _Found(list(Store(place).breakdown(by)))
-        return _Found((), store_stats(Store(place)))
+            return _ToolResult(list(Store(place).breakdown(by)))
+        return _ToolResult((), store_stats(Store(place)))
 
     for operation in (sql, list_, transitions, show, analyze, diff, stats):
         tool(operation)
@@ -271,7 +271,7 @@ def _import_server() -> tuple[Any, Any, Any]:
     )
 
 
-def _answer(page: _Found, offset: int, max_bytes: int) -> str:
+def _answer(page: _ToolResult, offset: int, max_bytes: int) -> str:
     most, offset = min(max(max_bytes, _LEAST), _MOST), max(0, offset)
     rows = list(page.rows)[0 if page.total is not None else offset :]
     total = offset + len(rows) if page.total is None else page.total

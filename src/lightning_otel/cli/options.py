@@ -83,7 +83,7 @@ _SHORT: Final = {"rollout_id": "--rollout", "include_incomplete": "--incomplete"
 """Other spellings of options."""
 
 
-class Stop:
+class SignalStop:
     """Ctrl-C and SIGTERM, which set it, stop a follower, and do nothing else.
 
     No lock is taken: a signal may come in the midst of a wait, or of another signal.

@@ -13,7 +13,7 @@ from opentelemetry.context import Context, create_key, set_value
 from lightning_otel import provider
 from lightning_otel.adapter.histories import hash_answers, hash_history
 from lightning_otel.cli.gate import changes_requests, tell_unrecorded
-from lightning_otel.cli.options import Stop, store_option
+from lightning_otel.cli.options import SignalStop, store_option
 from lightning_otel.cli.output import count_noun, print_note
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
@@ -29,7 +29,7 @@ _PLACE: Final = create_key("lightning-otel-place")
 
 
 @dataclass(slots=True, eq=False)
-class _Rollout:
+class _ProxyRollout:
     scope: Scope
     is_named: bool
     used_s: float = 0.0
@@ -46,7 +46,7 @@ class _Rollouts:
     def __init__(self, options: Options, key: str) -> None:
         self._options = options
         self._end_path = f"/{key}/end" if key else "/end"
-        self._open: dict[str | int, _Rollout] = {}
+        self._open: dict[str | int, _ProxyRollout] = {}
         """By id, and by the hash of each history that may go on."""
         self._lock = threading.Lock()
         self.count = 0
@@ -62,7 +62,7 @@ class _Rollouts:
             rollout = next((self._open[key] for key in keys if key in self._open), None)
             if rollout is None:
                 scope = Scope({**self._options, "rollout_id": session_id}, "proxy")
-                rollout = _Rollout(scope, session_id is not None)
+                rollout = _ProxyRollout(scope, session_id is not None)
                 self._open[scope.opened.rollout_id if name is None else name] = rollout
                 self.count += 1
             rollout.used_s = time.monotonic()
@@ -70,7 +70,7 @@ class _Rollouts:
 
     def note_answer(self, context: Context, answer: str) -> None:
         """Note what the next request of a conversation goes on with."""
-        rollout, history = cast("tuple[_Rollout, int]", context.get(_PLACE))
+        rollout, history = cast("tuple[_ProxyRollout, int]", context.get(_PLACE))
         hashes = hash_answers(history, parse_messages(scrub(answer)) or ()) or (history,)
         with self._lock:
             rollout.used_s = time.monotonic()
@@ -91,7 +91,7 @@ class _Rollouts:
         before_s = time.monotonic() - idle_s
         self._end(lambda rollout: rollout.used_s <= before_s)
 
-    def _end(self, is_over: Callable[[_Rollout], bool]) -> None:
+    def _end(self, is_over: Callable[[_ProxyRollout], bool]) -> None:
         with self._lock:
             over = set(filter(is_over, self._open.values()))
             for rollout in over:
@@ -149,7 +149,7 @@ def proxy(
         {key: Upstream(upstream)}, rollouts.place, rollouts.note_answer, rollouts.answer,
         is_changing=changes_requests(options),
     )  # fmt: skip
-    with Stop() as stop, maintain_store(opened.layout):
+    with SignalStop() as stop, maintain_store(opened.layout):
         try:
             server.start(host, port)
         except OSError as exc:

@@ -124,7 +124,7 @@ def run(
     chosen = {name: value or None for name, value in switches.items()}
     options = cast("Options", {**settings, **chosen})
     gate = Gate(options, is_wanted=proxy, is_only=only)
-    recorded = _Run(opened, options, program_name(command), transforms, children, gate)
+    recorded = _ProgramRun(opened, options, program_name(command), transforms, children, gate)
     try:
         code = recorded.run(find_program(command))
     except ProgramError as exc:
@@ -153,7 +153,7 @@ def _on_disk(store: str | None) -> "Store":
     return opened
 
 
-def _tell_captured(recorded: "_Run", store: str | None, *, is_quiet: bool) -> int:
+def _tell_captured(recorded: "_ProgramRun", store: str | None, *, is_quiet: bool) -> int:
     try:
         return recorded.tell(store, is_quiet=is_quiet)
     except LightningOtelError as exc:
@@ -166,7 +166,7 @@ def _tell_captured(recorded: "_Run", store: str | None, *, is_quiet: bool) -> in
 
 
 @dataclass(slots=True)
-class _Run:
+class _ProgramRun:
     """One program under a rollout; where nothing can be recorded it runs all the same."""
 
     _opened: "Store"

@@ -222,7 +222,7 @@ def row_json(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         }
 
 
-class Chat:
+class ChatLines:
     """Turns each span into lines, as it ends; what was said before is not said again."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from lightning_otel.cli.names import AGENT
-from lightning_otel.cli.options import Stop, When, store_option
+from lightning_otel.cli.options import SignalStop, When, store_option
 from lightning_otel.cli.output import (
     count_noun,
     json_text,
@@ -55,7 +55,7 @@ def tail(
     Starts now, or at --since, and saves no position; a program that must miss nothing names itself
     with --consumer. Ends with Ctrl-C and prints counts.
     """
-    from lightning_otel.cli.spans import Chat, sdk_json
+    from lightning_otel.cli.spans import ChatLines, sdk_json
 
     if consumer is not None:
         if since is not None or any(filters.values()):
@@ -66,9 +66,9 @@ def tail(
     layout = Store(store).layout
     if layout is None:
         raise ConfigError("tail needs a store on this disk; name one with --store")
-    chat, is_wanted, print_line = Chat(), _make_filter(**filters), line_printer()
+    chat, is_wanted, print_line = ChatLines(), _make_filter(**filters), line_printer()
     shown_spans = passed = 0
-    with Stop() as stop, _open_follower(layout, stop, since, is_once=once) as follower:
+    with SignalStop() as stop, _open_follower(layout, stop, since, is_once=once) as follower:
         print_note(f"⚡ {layout.catalogue}{'' if once else ': Ctrl-C ends it'}")
         for span in follower:
             lines = chat.lines(span) if is_wanted(span) else None
@@ -91,7 +91,7 @@ def tail(
     suggest("show @last", store)
 
 
-def _wait_for_store(layout: "Layout", stop: Stop) -> bool:
+def _wait_for_store(layout: "Layout", stop: SignalStop) -> bool:
     """Wait for a store that nothing was recorded into yet; whether it was waited for."""
     if layout.exists():
         return False
@@ -105,7 +105,7 @@ def _wait_for_store(layout: "Layout", stop: Stop) -> bool:
 
 @contextlib.contextmanager
 def _open_follower(
-    layout: "Layout", stop: Stop, since: int | None, *, is_once: bool
+    layout: "Layout", stop: SignalStop, since: int | None, *, is_once: bool
 ) -> Iterator["Follower"]:
     from lightning_otel.store.follow import Follower
 
@@ -161,7 +161,7 @@ def _print_spans_once(opened: Store, name: str, *, is_once: bool) -> None:
 
     from lightning_otel.cli.spans import sdk_json
 
-    with Stop() as stop, opened.follow(name, idle_s=0 if is_once else None) as follower:
+    with SignalStop() as stop, opened.follow(name, idle_s=0 if is_once else None) as follower:
         stop.follower = follower
         for span in follower:
             click.echo(json_text(sdk_json(span)))

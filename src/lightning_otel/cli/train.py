@@ -11,7 +11,7 @@ from lightning_otel.algorithms.options import RunConfig, TrainingOptions
 from lightning_otel.cli.names import ALGORITHM, RUN
 from lightning_otel.cli.options import (
     Form,
-    Stop,
+    SignalStop,
     filter_options,
     format_option,
     load_named,
@@ -129,7 +129,7 @@ def _work_until_signal(
         Requests(State.beside(Store(store))), make, algorithm=algorithm, train=tasks, val=val
     )
     print_note(f"⚡ {worker.worker_id} trains what is asked for: POST /training/trigger")
-    with Stop() as stop:
+    with SignalStop() as stop:
         count = worker.work(stop, ended)
     print_note(f"{count_noun(count, 'request')} done")
 
@@ -161,7 +161,7 @@ def _read_tasks(name: str | None) -> list[Any]:
 
 
 def _wait_for_fit(fitting: "Fitting") -> "Fit":
-    with Stop() as stop:
+    with SignalStop() as stop:
         while (fit := fitting.wait(0.2)) is None:
             if stop.is_set():
                 fitting.stop()

@@ -223,7 +223,7 @@ class Store(SpanStore):
             place: A file or folder; or a function that is given each row; or None to count only.
             kind: ``jsonl``, ``parquet`` or ``folder``; by default what the name says. A folder is
                 one that Hugging Face's ``datasets.load_dataset`` reads.
-            left_out: Told of everything that the format cannot hold, with the reason.
+            left_out: Callback for each step that the format cannot represent, with the reason.
             progress: Told how many rollouts are done.
             certificate: Whether a certificate is written beside the file, or into the folder.
             split: The share of tasks, between 0 and 1, whose rows go to a file of validation.

@@ -26,7 +26,7 @@ was told to mask; it does not find names, addresses or what else people wrote.
 """
 
 
-class Part(NamedTuple):
+class RowFile(NamedTuple):
     """A file of rows; ``path`` is where it is while it is written."""
 
     side: str
@@ -39,7 +39,7 @@ class Facts(NamedTuple):
     """What card and certificate tell of an export."""
 
     format: str
-    parts: Sequence[Part]
+    parts: Sequence[RowFile]
     census: Census
     split: Split
     options: Mapping[str, Any]

@@ -168,7 +168,7 @@ def _read_rows(path: Path, *, is_ours: bool = False) -> Iterator[bytes]:
             yield text
 
 
-class Verdict(NamedTuple):
+class CertificateCheck(NamedTuple):
     """What was looked at, and if it is as certified; None where that cannot be told."""
 
     name: str
@@ -176,7 +176,7 @@ class Verdict(NamedTuple):
     text: str
 
 
-def verify(path: Path, store: "Store | None" = None) -> list[Verdict]:
+def verify(path: Path, store: "Store | None" = None) -> list[CertificateCheck]:
     """Compare an exported file or folder with its certificate, and with the store of its spans.
 
     Raises:
@@ -195,10 +195,12 @@ def verify(path: Path, store: "Store | None" = None) -> list[Verdict]:
             raise NotFoundError(f"{place} is of another kind; install a newer lightning-otel")
         return list(_compare(path, statement, store))
     except (LookupError, TypeError, ValueError, AttributeError) as exc:
-        return [Verdict(place.name, False, f"edited or damaged: {exc}")]
+        return [CertificateCheck(place.name, False, f"edited or damaged: {exc}")]
 
 
-def _compare(path: Path, statement: Mapping[str, Any], store: "Store | None") -> Iterator[Verdict]:
+def _compare(
+    path: Path, statement: Mapping[str, Any], store: "Store | None"
+) -> Iterator[CertificateCheck]:
     predicate, folder = statement["predicate"], path if path.is_dir() else path.parent
     names, law = {IN_FOLDER}, predicate["law"]
     for entry in statement["subject"]:
@@ -207,16 +209,16 @@ def _compare(path: Path, statement: Mapping[str, Any], store: "Store | None") ->
             raise ValueError(f"{name} is no name within {folder}")
         names.add(name)
         text = _compare_file(folder / name, entry["digest"]["sha256"], predicate["rows"].get(name))
-        yield Verdict(name, not text, text or "as certified")
+        yield CertificateCheck(name, not text, text or "as certified")
     for file in sorted(path.rglob("*")) if path.is_dir() else ():
         name = file.relative_to(path).as_posix()
         # Names with a dot are those of git and of the Hub.
         if name not in names and not file.is_dir() and "/." not in f"/{name}":
-            yield Verdict(name, False, "not certified")
+            yield CertificateCheck(name, False, "not certified")
     out = sum(law["left_out"].values())
     is_lawful = None if law["in_rows"] is None else law["steps"] == law["in_rows"] + out
     text = f"{law['steps']} steps: {law['in_rows']} in rows, {out} left out"
-    yield Verdict("law", is_lawful, text)
+    yield CertificateCheck("law", is_lawful, text)
     if store is not None:
         files = [folder / name for name in predicate["rows"] if (folder / name).is_file()]
         yield from _compare_store(store, files, predicate)
@@ -246,7 +248,7 @@ def _compare_file(path: Path, digest: str, certified: Mapping[str, Any] | None) 
 
 def _compare_store(
     store: "Store", files: list[Path], predicate: Mapping[str, Any]
-) -> Iterator[Verdict]:
+) -> Iterator[CertificateCheck]:
     """Yield if the store holds the steps that came, and the spans that rows name."""
     law, format_ = predicate["law"], formats.get(predicate["format"])
     options = {k: v for k, v in predicate["options"].items() if k not in format_.options()}
@@ -255,12 +257,14 @@ def _compare_store(
         steps = store.transitions(bodies=False, **options)
         ids = [step.span_id for step in steps if step.start_ns <= law["last_ns"]]
     except (ConfigError, QueryError) as exc:
-        yield Verdict("steps", None, f"they cannot be selected as they were: {exc}")
+        yield CertificateCheck("steps", None, f"they cannot be selected as they were: {exc}")
     else:
         text = f"{len(ids)} in the store up to the last certified, {law['steps']} certified"
-        yield Verdict("steps", sum(map(mark_step, ids)) == came, text)
+        yield CertificateCheck("steps", sum(map(mark_step, ids)) == came, text)
     if not law["has_span_ids"]:
-        yield Verdict("spans", True, "rows of this format name none; the law is one of counts")
+        yield CertificateCheck(
+            "spans", True, "rows of this format name none; the law is one of counts"
+        )
         return
     names: list[str] = []
     for row in (row for path in files for row in _read_rows(path)):
@@ -270,4 +274,4 @@ def _compare_store(
     absent = list(store.sql(_ABSENT, [names]).dicts())
     is_right = not absent and sum(map(mark_step, names)) + out == came
     text = f"{len(names)} steps in rows, {len(absent)} not in the store"
-    yield Verdict("spans", is_right, text)
+    yield CertificateCheck("spans", is_right, text)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from lightning_otel.adapter import Adaptation
-from lightning_otel.adapter.selection import Selection
+from lightning_otel.adapter.selection import StepSelection
 from lightning_otel.dataset import formats
-from lightning_otel.dataset.card import Facts, Part, write_card
+from lightning_otel.dataset.card import Facts, RowFile, write_card
 from lightning_otel.dataset.census import TRAIN, Census, Split
 from lightning_otel.dataset.certificate import IN_FOLDER, find_certificate, write_certificate
 from lightning_otel.dataset.formats.format import LeftOut, Row
@@ -70,7 +70,7 @@ def export(
     place: Place,
     *,
     kind: FileKind | None = None,
-    wanted: Selection,
+    wanted: StepSelection,
     split: Split,
     source: str | None,
     left_out: Callable[[LeftOut], None] | None = None,
@@ -122,7 +122,7 @@ def export(
             census.add_row(layout.steps_of(row))
             yield row
 
-    def describe(parts: Sequence[Part]) -> dict[str, bytes]:
+    def describe(parts: Sequence[RowFile]) -> dict[str, bytes]:
         facts = Facts(name, parts, census, split, {**query, **options})
         texts = {"README.md": write_card(facts, columns)} if is_folder else {}
         if path is not None and source is not None:
@@ -166,7 +166,7 @@ def save_rows(
     place: Place,
     kind: FileKind | None,
     columns: Mapping[str, str],
-    describe: Callable[[Sequence[Part]], Mapping[str, bytes]] = lambda _: {},
+    describe: Callable[[Sequence[RowFile]], Mapping[str, bytes]] = lambda _: {},
 ) -> int:
     """Write the rows of each side, and the texts that are made of the files; return their number.
 
@@ -176,7 +176,7 @@ def save_rows(
     if place is None or callable(place):
         take = place or (lambda _: None)
         return sum(1 for rows in sides.values() for _ in map(take, rows))
-    kind, path, parts = kind_of(place, kind), Path(place), list[Part]()
+    kind, path, parts = kind_of(place, kind), Path(place), list[RowFile]()
     check_place(path, kind)
     with ExitStack() as stack:
         folder = stack.enter_context(_new_folder(path)) if kind == "folder" else path.parent
@@ -187,7 +187,7 @@ def save_rows(
                 name = f"{path.name.removesuffix(path.suffix)}{more}{path.suffix}"
             final = folder / name
             target = final if _is_stream(final) else stack.enter_context(private_file(final))
-            parts.append(Part(side, name, target, _write_rows(rows, target, kind, columns)))
+            parts.append(RowFile(side, name, target, _write_rows(rows, target, kind, columns)))
         for name, text in describe(parts).items():
             stack.enter_context(private_file(folder / name)).write_bytes(text)
     return sum(part.rows for part in parts)

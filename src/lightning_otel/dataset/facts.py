@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import orjson
 
 from lightning_otel.adapter import Composition, TripletAdapter
-from lightning_otel.adapter.advantages import NO_REWARD, Outcome, compose_rewards
+from lightning_otel.adapter.advantages import NO_REWARD, AttemptOutcome, compose_rewards
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.rewards import SEVERAL
-from lightning_otel.adapter.selection import Selection
+from lightning_otel.adapter.selection import StepSelection
 from lightning_otel.adapter.tokens import CUTS
 from lightning_otel.adapter.triplet import INCOMPLETE_ROLLOUT
 from lightning_otel.store.facts import USUAL, CreditOptions
@@ -182,12 +182,14 @@ class FactReader:
             con.execute(statement, [[row[place] for row in rows] for place in places])
         con.execute(_REVISED.format(columns=", ".join(columns)))
 
-    def _read_outcome(self, row: tuple[Any, ...]) -> Outcome:
+    def _read_outcome(self, row: tuple[Any, ...]) -> AttemptOutcome:
         rollout_id, attempt_id, group_id, start_ns, has_steps, text, value = row
         key, rewards, reason = AttemptKey(rollout_id, attempt_id), orjson.loads(text), ""
         if rewards and self._is_composed:
             value, reason = compose_rewards(self._adapter.compose, rewards)
-        return Outcome(key, group_id, start_ns, rewards, value, reason or NO_REWARD, has_steps)
+        return AttemptOutcome(
+            key, group_id, start_ns, rewards, value, reason or NO_REWARD, has_steps
+        )
 
     def query_steps(self, *more: str) -> Query:
         """Return transitions as rows without bodies, with ``more`` columns."""
@@ -262,7 +264,7 @@ def _count_wanted(con: Reader, where: str, values: list[Any]) -> Report:
     )
 
 
-def _choose_rollouts(con: Reader, selection: Selection) -> tuple[str, list[Any]]:
+def _choose_rollouts(con: Reader, selection: StepSelection) -> tuple[str, list[Any]]:
     where, having, values = make_clauses(con, selection, "rollout_id")
     if not values:
         return "true", []
@@ -270,7 +272,7 @@ def _choose_rollouts(con: Reader, selection: Selection) -> tuple[str, list[Any]]
     return f"rollout_id IN ({chosen})", values
 
 
-def _choose_steps(con: Reader, selection: Selection) -> Mapping[str, list[Any]]:
+def _choose_steps(con: Reader, selection: StepSelection) -> Mapping[str, list[Any]]:
     terms: dict[str, list[Any]] = {}
     if selection.agents:
         names = con.execute("SELECT DISTINCT agent FROM steps").fetchall()

@@ -21,11 +21,11 @@ from typing import (
 )
 
 from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
-from lightning_otel.adapter.advantages import Outcome
+from lightning_otel.adapter.advantages import AttemptOutcome
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.linear import count_steps
 from lightning_otel.adapter.rewards import add_decimals
-from lightning_otel.adapter.selection import Selection, SelectionKeywords
+from lightning_otel.adapter.selection import SelectionKeywords, StepSelection
 from lightning_otel.adapter.triplet import Matcher
 from lightning_otel.dataset.registry import Registry
 from lightning_otel.dataset.selections import read_version
@@ -168,7 +168,7 @@ def _sum_rewards(paths: Sequence[Trajectory], report: Report) -> Adaptation:
     for path in paths:
         attempts.setdefault((path.rollout_id, path.attempt_id), []).append(path)
     outcomes = {
-        key: Outcome(AttemptKey(*key), "", 0, {}, _sum_attempt(group))
+        key: AttemptOutcome(AttemptKey(*key), "", 0, {}, _sum_attempt(group))
         for key, group in attempts.items()
     }
     whole = [
@@ -245,7 +245,7 @@ class TransitionQuery(NamedTuple):
     """
 
     adapter: ReportingAdapter
-    wanted: Selection
+    wanted: StepSelection
     include_incomplete: bool
 
     @classmethod
@@ -260,7 +260,7 @@ class TransitionQuery(NamedTuple):
         check_types({"include_incomplete": include_incomplete}, types)
         other = options.pop("adapter", None)
         ours = TripletAdapter(**{name: options.pop(name) for name in _OURS if name in options})
-        selection = Selection.of(cast(SelectionKeywords, options))
+        selection = StepSelection.of(cast(SelectionKeywords, options))
         return cls(resolve_adapter(other, ours), selection, include_incomplete)
 
     @classmethod

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel import config
-from lightning_otel.debugging.turns import Turns
+from lightning_otel.debugging.turns import BoundedLock
 from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ is_on: bool = False
 
 
 # Guards the next three: lines of this second, when it began, and how many were left out in it.
-_turns: Final = Turns()
+_turns: Final = BoundedLock()
 _told: Final[set[str]] = set()
 _since_s = 0.0
 _left_out = 0

@@ -12,7 +12,7 @@ from typing import Final
 _LOOK_S: Final = 0.05
 
 
-class Turns:
+class BoundedLock:
     """Lets the threads of a process work one after the other."""
 
     def __init__(self, patience_s: float = 1.0) -> None:

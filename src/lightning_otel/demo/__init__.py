@@ -24,7 +24,7 @@ _RATE: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TaskOutcome:
     """One task of the demo: what was asked, answered and earned."""
 
     question: str
@@ -36,7 +36,7 @@ class Outcome:
 class Lesson(NamedTuple):
     """The result of learning."""
 
-    outcomes: list[Outcome]
+    outcomes: list[TaskOutcome]
     versions: list[str]
     steps: int
     likely: dict[str, float]
@@ -57,7 +57,7 @@ def train(
     batch: int = 24,
     seed: int = 0,
     is_shuffled: bool = False,
-    progress: Callable[[Outcome], None] = lambda outcome: None,
+    progress: Callable[[TaskOutcome], None] = lambda outcome: None,
 ) -> Lesson:
     """Run rounds of tasks; after each the policy learns from the round's stored transitions.
 
@@ -115,9 +115,9 @@ def _work_tasks(
     store: Store,
     client: Any,
     work: Iterable[tuple[str, int]],
-    progress: Callable[[Outcome], None],
+    progress: Callable[[TaskOutcome], None],
     version: str,
-) -> Iterator[Outcome]:
+) -> Iterator[TaskOutcome]:
     stamp: Any = {"resource_version": version, "mode": "train"}
     for question, want in work:
         task = {"question": question}
@@ -125,7 +125,7 @@ def _work_tasks(
             answer = solve(client, question)
             reward = float(answer.rstrip(".").endswith(f" {want}"))
             emit_reward(reward)
-        outcome = Outcome(question, answer, reward, recording.rollout_id)
+        outcome = TaskOutcome(question, answer, reward, recording.rollout_id)
         progress(outcome)
         yield outcome
 

@@ -25,7 +25,7 @@ def pieces(text: str) -> list[str]:
     return _PIECE.findall(text)
 
 
-class Tokenizer:
+class PieceTokenizer:
     """A reversible tokenizer whose vocabulary grows with each new piece it sees."""
 
     def __init__(self) -> None:

@@ -19,8 +19,8 @@ from typing import Any, Self, cast
 from urllib.parse import unquote, urlsplit
 
 from lightning_otel.demo import wire
-from lightning_otel.demo.policy import Policy, Reply, Tokenizer, ToyPolicy, pieces, shape
-from lightning_otel.demo.wire import Answer, Json
+from lightning_otel.demo.policy import PieceTokenizer, Policy, Reply, ToyPolicy, pieces, shape
+from lightning_otel.demo.wire import Json, WireAnswer
 
 _ROUTE = re.compile(
     r"(?:/v1|/openai(?:/v1)?|/openai/deployments/(?P<model>[^/]+))?"
@@ -43,7 +43,7 @@ _LAST_HTTP_CHUNK = b"0\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class LogEntry:
     """One request and what was answered to it."""
 
     path: str
@@ -88,7 +88,7 @@ class DemoServer:
         chunk_delay_s: float = 0.0,
     ) -> None:
         self.policy: Policy = policy or ToyPolicy()
-        self.tokenizer = Tokenizer()
+        self.tokenizer = PieceTokenizer()
         self.fault: str | None = None
         self.chunk_delay_s = chunk_delay_s
         self._seed = seed
@@ -97,7 +97,7 @@ class DemoServer:
         self._thread: threading.Thread | None = None
         # Guards: the log holds each exchange once, and a body's occurrences are counted once each.
         self._changed = threading.Condition()
-        self._log: list[Exchange] = []
+        self._log: list[LogEntry] = []
         self._seen: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
@@ -120,12 +120,12 @@ class DemoServer:
         return f"http://{host!s}:{port}/v1"
 
     @property
-    def log(self) -> list[Exchange]:
+    def log(self) -> list[LogEntry]:
         """A copy of the exchanges so far; one is there before its client has the last byte."""
         with self._changed:
             return list(self._log)
 
-    def wait_for_log(self, count: int, *, timeout_s: float = 5.0) -> list[Exchange]:
+    def wait_for_log(self, count: int, *, timeout_s: float = 5.0) -> list[LogEntry]:
         """The log once it holds that many exchanges; needed where a client leaves early.
 
         Raises:
@@ -155,7 +155,7 @@ class DemoServer:
         self._http.close_all()
         self._http = self._thread = None
 
-    def record(self, exchange: Exchange, *, instead_of: Exchange | None = None) -> None:
+    def record(self, exchange: LogEntry, *, instead_of: LogEntry | None = None) -> None:
         """Append an exchange to the log, or put it in another's place."""
         with self._changed:
             places = [i for i, entry in enumerate(self._log) if entry is instead_of]
@@ -171,7 +171,7 @@ class DemoServer:
             self._seen[key] += 1
             return self._seen[key]
 
-    def answer(self, name: str, body: Json, fault: str) -> Answer:
+    def answer(self, name: str, body: Json, fault: str) -> WireAnswer:
         """The answer of one endpoint to a body."""
         if name == "embeddings":
             return wire.embeddings(body, self.tokenizer.texts(body["input"]))
@@ -212,7 +212,7 @@ class _HTTPServer(ThreadingHTTPServer):
         # Guards: a socket is in the set exactly while its thread serves it.
         self._lock = threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
-        super().__init__(address, _Handler)
+        super().__init__(address, _RequestHandler)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
@@ -241,7 +241,7 @@ class _HTTPServer(ThreadingHTTPServer):
             thread.join(1.0)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _RequestHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     _sent = b""
     timeout = 30
@@ -310,9 +310,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _make_exchange(
         self, status: int, body: Json | None, response: Json | None = None
-    ) -> Exchange:
+    ) -> LogEntry:
         headers = {name.lower(): value for name, value in self.headers.items()}
-        return Exchange(self.path, body, status, response, headers, sent=self._sent)
+        return LogEntry(self.path, body, status, response, headers, sent=self._sent)
 
     def _send_failure(self, status: int, kind: str, body: Json | None) -> None:
         message = f"the demo server refuses {self.path} with {status}"
@@ -323,7 +323,7 @@ class _Handler(BaseHTTPRequestHandler):
         exchange = self._make_exchange(status, body, value)
         self._send_answer(status, wire.json_bytes(value), "application/json", exchange)
 
-    def _send_answer(self, status: int, data: bytes, content_type: str, exchange: Exchange) -> None:
+    def _send_answer(self, status: int, data: bytes, content_type: str, exchange: LogEntry) -> None:
         exchange = replace(exchange, client_gone=self._is_client_gone())
         # Before the write: a client that has its answer must find it in the log.
         self.owner.record(exchange)
@@ -346,7 +346,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("retry-after-ms", "1")
         self.end_headers()
 
-    def _send_stream(self, body: Json, answer: Answer, fault: str) -> None:
+    def _send_stream(self, body: Json, answer: WireAnswer, fault: str) -> None:
         chunks = wire.spoil(answer.chunks, fault)
         ending = b"" if answer.has_event_names else _http_chunk(b"data: [DONE]\n\n")
         ending = b"" if fault == "cut" else ending + _LAST_HTTP_CHUNK

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, zip_longest
 from typing import Any
 
-from lightning_otel.demo.policy import Reply, Tokenizer, pieces, prompt_tokens
+from lightning_otel.demo.policy import PieceTokenizer, Reply, pieces, prompt_tokens
 from lightning_otel.demo.requests import message_text
 
 Json = dict[str, Any]
@@ -26,7 +26,7 @@ _CHUNKS_BEFORE_FAULT = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WireAnswer:
     """One answer in both its forms."""
 
     response: Json
@@ -37,7 +37,9 @@ class Answer:
     status: int = 200
 
 
-def chat(body: Mapping[str, Any], replies: Sequence[Reply], tokenizer: Tokenizer) -> Answer:
+def chat(
+    body: Mapping[str, Any], replies: Sequence[Reply], tokenizer: PieceTokenizer
+) -> WireAnswer:
     """A chat completion with one choice per reply."""
     prompt = prompt_tokens(body)
     head = _make_head(body, "chatcmpl", "chat.completion")
@@ -64,15 +66,15 @@ def chat(body: Mapping[str, Any], replies: Sequence[Reply], tokenizer: Tokenizer
     usage = _chat_usage([prompt], replies)
     response = {**head, "choices": choices, "usage": usage, **ids}
     chunk_head = head | {"object": "chat.completion.chunk"}
-    return Answer(response, _stream_chunks(body, chunk_head, streamed, usage, ids))
+    return WireAnswer(response, _stream_chunks(body, chunk_head, streamed, usage, ids))
 
 
 def completion(
     body: Mapping[str, Any],
     prompts: Sequence[Sequence[str]],
     replies: Sequence[Reply],
-    tokenizer: Tokenizer,
-) -> Answer:
+    tokenizer: PieceTokenizer,
+) -> WireAnswer:
     """A legacy text completion; `replies` holds the same number of choices for each prompt."""
     head = _make_head(body, "cmpl", "text_completion")
     choices: list[Json] = []
@@ -89,15 +91,15 @@ def completion(
         streamed[-1][0] |= ids
     usage = _chat_usage(prompts, replies)
     response = {**head, "choices": choices, "usage": usage}
-    return Answer(response, _stream_chunks(body, head, streamed, usage, {}))
+    return WireAnswer(response, _stream_chunks(body, head, streamed, usage, {}))
 
 
-def _prompt_ids(body: Mapping[str, Any], prompt: Sequence[str], tokenizer: Tokenizer) -> Json:
+def _prompt_ids(body: Mapping[str, Any], prompt: Sequence[str], tokenizer: PieceTokenizer) -> Json:
     is_wanted = body.get("return_token_ids")
     return {"prompt_token_ids": tokenizer.encode_pieces(prompt)} if is_wanted else {}
 
 
-def embeddings(body: Mapping[str, Any], texts: Sequence[str]) -> Answer:
+def embeddings(body: Mapping[str, Any], texts: Sequence[str]) -> WireAnswer:
     """One vector per text, the same each time for the same text, of length about one."""
     size = body.get("dimensions") or 8
     data: list[Json] = []
@@ -110,7 +112,7 @@ def embeddings(body: Mapping[str, Any], texts: Sequence[str]) -> Answer:
         data.append({"object": "embedding", "index": index, "embedding": vector})
     count = sum(len(pieces(text)) for text in texts)
     usage = {"prompt_tokens": count, "total_tokens": count}
-    return Answer({"object": "list", "data": data, "model": body.get("model"), "usage": usage})
+    return WireAnswer({"object": "list", "data": data, "model": body.get("model"), "usage": usage})
 
 
 def responses_to_chat(body: Mapping[str, Any]) -> Json:
@@ -148,7 +150,7 @@ def responses_to_chat(body: Mapping[str, Any]) -> Json:
     return chat_body | {name: value for name, value in options.items() if value is not None}
 
 
-def response(body: Mapping[str, Any], reply: Reply) -> Answer:
+def response(body: Mapping[str, Any], reply: Reply) -> WireAnswer:
     """A Responses API response object and the typed events that stream it."""
     prompt_count = len(prompt_tokens(responses_to_chat(body)))
     output: list[Json] = []
@@ -193,7 +195,7 @@ def response(body: Mapping[str, Any], reply: Reply) -> Answer:
         {"type": f"response.{status}", "response": whole},
     ]
     numbered = tuple({**event, "sequence_number": i} for i, event in enumerate(events))
-    return Answer(whole, numbered, has_event_names=True)
+    return WireAnswer(whole, numbered, has_event_names=True)
 
 
 def spoil(chunks: tuple[Json, ...], fault: str) -> tuple[Json, ...]:
@@ -236,7 +238,7 @@ def _make_head(body: Mapping[str, Any], prefix: str, kind: str) -> Json:
 
 
 class _Written:
-    def __init__(self, body: Mapping[str, Any], reply: Reply, tokenizer: Tokenizer) -> None:
+    def __init__(self, body: Mapping[str, Any], reply: Reply, tokenizer: PieceTokenizer) -> None:
         self.tokens = reply.tokens
         # The legacy API's 0 asks for the chosen tokens' logprobs; the chat API's false for none.
         is_wanted = body.get("logprobs") is not None and body["logprobs"] is not False

@@ -52,7 +52,7 @@ def register_dialect(path: str, dialect: Dialect) -> None:
 
 
 def find_dialect(method: str, path: str) -> Dialect | None:
-    """Return the dialect of a request; None where it asks no model.
+    """Return the dialect of a request; None if it is not to a model endpoint.
 
     Args:
         method: The HTTP method.

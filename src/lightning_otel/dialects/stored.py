@@ -36,7 +36,7 @@ class StoredResponse(Responses):
         return {**attributes, **self.response_content(answer)}
 
 
-class Conversation(StoredResponse):
+class ConversationChange(StoredResponse):
     """A change of a conversation by the program; one without items leaves its history unknown."""
 
     operation = c.UPDATE_CONVERSATION
@@ -52,13 +52,13 @@ class Conversation(StoredResponse):
         return {**ids, c.INPUT_MESSAGES: self.write_messages(objects(body.get("items")))}
 
 
-class NewConversation(Conversation):
+class NewConversation(ConversationChange):
     """The beginning of a conversation."""
 
     operation = c.CREATE_CONVERSATION
 
 
-_RESPONSE, _UPDATE = StoredResponse(), Conversation()
+_RESPONSE, _UPDATE = StoredResponse(), ConversationChange()
 _ID: Final = r"([^/]+)"
 _ROUTES: Final[tuple[tuple[re.Pattern[str], StoredResponse], ...]] = (
     (re.compile(rf"GET .*/responses/{_ID}"), _RESPONSE),

@@ -15,8 +15,8 @@ from lightning_otel.capture import operations
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.steps import (
     Arguments,
+    FrameworkStep,
     ModelCall,
-    Step,
     begin_owned_step,
     begin_tool_step,
     bind_step,
@@ -60,7 +60,7 @@ class AG2Instrumentor(LibraryInstrumentor):
         self.wrap_calls(agent, tool, "execute_function", "a_execute_function")
 
 
-def _begin_chat(owner: Any, arguments: Arguments) -> Step | None:
+def _begin_chat(owner: Any, arguments: Arguments) -> FrameworkStep | None:
     """Begin a chat: that of a group where its manager is talked to, else of two agents."""
     recipient, first = arguments.get("recipient"), arguments.get("message")
     prompt = None if first is None else _message_text(first)
@@ -70,7 +70,7 @@ def _begin_chat(owner: Any, arguments: Arguments) -> Step | None:
     return _begin_talk(None, f"{_agent_name(owner)} and {_agent_name(recipient)}", prompt)
 
 
-def _begin_talk(owner: object, name: str, prompt: str | None) -> Step | None:
+def _begin_talk(owner: object, name: str, prompt: str | None) -> FrameworkStep | None:
     return begin_owned_step(owner, c.INVOKE_WORKFLOW, name, body=input_content(prompt))
 
 
@@ -78,7 +78,7 @@ def _keep_summary(operation: operations.Operation, result: Any) -> None:
     operation.body.update(output_content(text_of(getattr(result, "summary", None))))
 
 
-def _begin_reply(owner: Any, arguments: Arguments) -> Step | None:
+def _begin_reply(owner: Any, arguments: Arguments) -> FrameworkStep | None:
     messages = arguments.get("messages")
     if messages is None:
         # Not by its index: the agent's own dict would make an entry of it.
@@ -93,7 +93,7 @@ def _keep_reply(operation: operations.Operation, result: Any) -> None:
         operation.body.update(output_content(_message_text(result)))
 
 
-def _begin_tool(owner: Any, arguments: Arguments) -> Step | None:
+def _begin_tool(owner: Any, arguments: Arguments) -> FrameworkStep | None:
     call = arguments.get("func_call")
     fields = call if isinstance(call, Mapping) else {}
     call_id, name = read_word(arguments.get("call_id")), read_word(fields.get("name")) or "tool"
@@ -159,7 +159,7 @@ async def _open_scope(scope: Any, agent: Any, event: Any) -> AsyncIterator[Any]:
         yield functools.partial(wrap_call(begin)(turn), agent)
 
 
-def _begin_turn(agent: Any, event: Any) -> Step | None:
+def _begin_turn(agent: Any, event: Any) -> FrameworkStep | None:
     prompt = _join_values(getattr(event, "parts", None))
     # Not the agent itself: a turn within its own turn is one of its own.
     return begin_owned_step(None, c.INVOKE_AGENT, _agent_name(agent), body=input_content(prompt))
@@ -187,7 +187,7 @@ class _Middleware:
         return await _ask(events, call_next, context)
 
 
-def _begin_turn_tool(event: Any, _: Any) -> Step | None:
+def _begin_turn_tool(event: Any, _: Any) -> FrameworkStep | None:
     name = read_word(event.name) or "tool"
     return begin_tool_step(None, name, event.arguments, call_id=read_word(event.id), agent=None)
 
@@ -201,7 +201,7 @@ def _keep_turn_result(operation: operations.Operation, result: Any) -> None:
         operation.fail(error)
 
 
-class _Call(ModelCall):
+class _Ag2Call(ModelCall):
     def __init__(self, events: Any) -> None:
         super().__init__(c.CHAT, None, {})
         self._events = events
@@ -216,7 +216,7 @@ async def _call_next(value: Any, call_next: Any, context: Any) -> Any:
 
 
 _execute = wrap_call(bind_step((), _begin_turn_tool, _keep_turn_result))(_call_next)
-_ask = wrap_call(lambda args, _: _Call(args[0]))(_call_next)
+_ask = wrap_call(lambda args, _: _Ag2Call(args[0]))(_call_next)
 
 
 def _fill_call(events: Any, operation: operations.Operation, response: Any) -> None:

@@ -19,7 +19,7 @@ from lightning_otel.instrumentors.patches import (
     subclasses_of,
     walk_wrapped,
 )
-from lightning_otel.instrumentors.wrappers import Begin, Make, Run, wrap_call, wrap_generator
+from lightning_otel.instrumentors.wrappers import Begin, Make, WrappedRun, wrap_call, wrap_generator
 
 Patch: TypeAlias = Callable[[ModuleType], None]
 
@@ -89,7 +89,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
     def if_wanted(self, begin: Begin) -> Begin:
         """Begin only what should become a span here and now."""
 
-        def begin_wanted(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
+        def begin_wanted(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> WrappedRun | None:
             return begin(args, kwargs) if args and self.is_wanted() else None
 
         return begin_wanted
@@ -97,7 +97,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
     def if_active(self, begin: Begin) -> Begin:
         """Begin only while this is switched on."""
 
-        def begin_active(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
+        def begin_active(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> WrappedRun | None:
             return begin(args, kwargs) if args and self.is_active else None
 
         return begin_active

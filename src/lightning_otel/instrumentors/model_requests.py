@@ -13,7 +13,7 @@ from lightning_otel import capture, config, debugging
 from lightning_otel.capture import attach_context, join_session, operations
 from lightning_otel.dialects import Dialect, find_dialect
 from lightning_otel.dialects.dialect import Attributes, Json, dump
-from lightning_otel.instrumentors.wrappers import Run
+from lightning_otel.instrumentors.wrappers import WrappedRun
 from lightning_otel.types import conventions as c
 
 _UNKNOWN: Final = "the client gave no body that could be read"
@@ -64,13 +64,13 @@ def server_attributes(url: str) -> Attributes:
     return {key: value for key, value in facts if value is not None}
 
 
-class _Attempt(NamedTuple):
+class _RequestAttempt(NamedTuple):
     started_s: float | None
     answered_s: float
     outcome: int | str
 
 
-class ModelRequest(Run):
+class ModelRequest(WrappedRun):
     """One request to a model; ``started_s`` is on the clock of ``time.perf_counter``."""
 
     def __init__(
@@ -87,7 +87,7 @@ class ModelRequest(Run):
         """Start the span; a ``body`` of None is unknown until :meth:`read_sent`."""
         self._endpoint = endpoint
         self.is_stream = is_stream
-        self._attempts: list[_Attempt] = []
+        self._attempts: list[_RequestAttempt] = []
         attributes = {c.OPERATION: endpoint.operation, **attributes}
         # Read before sending: the program may change its own lists while it waits.
         content: dict[str, str] = {}
@@ -124,7 +124,7 @@ class ModelRequest(Run):
     def note_attempt(self, started_s: float | None, outcome: int | str) -> None:
         """Note the status or error of an attempt, and its start if known."""
         if not self.operation.is_over:
-            self._attempts.append(_Attempt(started_s, time.perf_counter(), outcome))
+            self._attempts.append(_RequestAttempt(started_s, time.perf_counter(), outcome))
 
     def end(
         self,

@@ -15,7 +15,7 @@ from lightning_otel import capture
 MARK: Final = "__lightning_otel_wrapped__"
 
 
-class _Waiting:
+class _ImportFinder:
     """Hands hooks over to wrapt when the program imports the first of their libraries.
 
     wrapt imports asyncio: a third of the start of a program that calls no model.
@@ -45,7 +45,7 @@ class _Waiting:
                 del self.hooks[library]
 
 
-_waiting: Final = _Waiting()
+_waiting: Final = _ImportFinder()
 
 
 def when_imported(library: str, function: Callable[[str], object]) -> None:

@@ -11,7 +11,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture
 from lightning_otel.capture import operations
-from lightning_otel.instrumentors.wrappers import Begin, Run, bind_names
+from lightning_otel.instrumentors.wrappers import Begin, WrappedRun, bind_names
 from lightning_otel.messages import message, text_part
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import text_of
@@ -30,7 +30,7 @@ Known: TypeAlias = Mapping[str, AttributeValue | None]
 _NOTHING: Final[Mapping[str, Any]] = {}
 
 
-class Step(Run):
+class FrameworkStep(WrappedRun):
     """One run of a framework's method or stream, whose result ``read`` puts on the operation.
 
     A stream that is left once it ``is_complete``, its result being seen, was not abandoned.
@@ -105,7 +105,7 @@ def begin_owned_step(
     name: str,
     facts: Known = _NOTHING,
     body: Mapping[str, str | None] = _NOTHING,
-) -> Step | None:
+) -> FrameworkStep | None:
     """Begin a step of an owner; None if it continues the owner's own step."""
     parent = operations.parent_context()
     outer = operations.operation_of(parent)
@@ -115,10 +115,12 @@ def begin_owned_step(
     started = start_operation(operation, name, facts, body, parent)
     # By its identity: a context may outlive the owner, and must not keep it.
     mark = (id(owner), started)
-    return Step(started, otel_context.set_value(_KEY, mark, operations.context_within(started)))
+    return FrameworkStep(
+        started, otel_context.set_value(_KEY, mark, operations.context_within(started))
+    )
 
 
-class ModelCall(Run):
+class ModelCall(WrappedRun):
     """A call of a model, offered to whichever client sends its request."""
 
     context: Context
@@ -161,11 +163,11 @@ class ModelCall(Run):
 
 
 def bind_step(
-    names: tuple[str, ...], begin: Callable[[Any, Arguments], Step | None], read: Read
+    names: tuple[str, ...], begin: Callable[[Any, Arguments], FrameworkStep | None], read: Read
 ) -> Begin:
     """Return what begins a step of each call, with positional arguments by ``names``."""
 
-    def begin_step(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step | None:
+    def begin_step(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FrameworkStep | None:
         step = begin(args[0], bind_names(names, args, kwargs)) if args else None
         if step is not None:
             step.read = read
@@ -176,7 +178,7 @@ def bind_step(
 
 def begin_tool_step(
     owner: object, tool: str, arguments: object, *, call_id: str | None, agent: str | None
-) -> Step | None:
+) -> FrameworkStep | None:
     """Begin the step of a tool."""
     attributes = {c.TOOL_CALL_ID: call_id, c.AGENT_NAME: agent}
     return begin_owned_step(

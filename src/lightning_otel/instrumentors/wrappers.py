@@ -25,7 +25,7 @@ from lightning_otel import capture
 _UNCHANGED: Final = nullcontext()
 
 
-class Run:
+class WrappedRun:
     """Code under way; the members that a run does not need do nothing.
 
     Attributes:
@@ -72,14 +72,14 @@ class Run:
         getattr(self, name)(*arguments)
 
 
-class ContextRun(Run):
+class ContextRun(WrappedRun):
     """Code that runs in a context and is no operation."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
 
 
-Begin: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any]], Run | None]
+Begin: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any]], WrappedRun | None]
 """Starts the run of a method, given its arguments; None leaves the method alone."""
 Make: TypeAlias = Callable[[Any], Any]
 """Gives the function that is to stand in a method's place, of the one that stands there."""
@@ -191,7 +191,7 @@ def _walk_generator(begin: Begin, original: Any) -> Callable[..., Generator[Any,
 
     def function(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         inner = original(*args, **kwargs)
-        run = capture.guard_call(begin, args, kwargs) or Run()
+        run = capture.guard_call(begin, args, kwargs) or WrappedRun()
         step: Callable[[], Any] = functools.partial(next, inner)
         exit_error: GeneratorExit | None = None
         try:
@@ -226,7 +226,7 @@ def _walk_generator(begin: Begin, original: Any) -> Callable[..., Generator[Any,
 def _walk_async_generator(begin: Begin, original: Any) -> Callable[..., AsyncGenerator[Any, Any]]:
     async def function(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         inner = original(*args, **kwargs)
-        run = capture.guard_call(begin, args, kwargs) or Run()
+        run = capture.guard_call(begin, args, kwargs) or WrappedRun()
         step: Callable[[], Awaitable[Any]] = functools.partial(_first_step, inner)
         exit_error: GeneratorExit | None = None
         try:

@@ -29,7 +29,7 @@ class GlobalProvider(TracerProvider):
 
     def get_tracer(self, *args: Any, **options: Any) -> trace.Tracer:
         """Make a tracer that follows whichever provider is at work."""
-        return _Tracer(self, args, options)
+        return _RecordingTracer(self, args, options)
 
     def make_tracer(self, *args: Any, **options: Any) -> trace.Tracer:
         """Make a tracer of whichever provider is at work now."""
@@ -74,7 +74,7 @@ def _api_functions() -> tuple[Callable[[], trace.TracerProvider], Callable[[Any]
     return trace.get_tracer_provider, trace.set_tracer_provider
 
 
-class _Tracer(trace.Tracer):
+class _RecordingTracer(trace.Tracer):
     def __init__(self, provider: GlobalProvider, args: Any, options: Any) -> None:
         self._provider = provider
         self._args = args
@@ -88,7 +88,7 @@ class _Tracer(trace.Tracer):
         return self._current_tracer().start_span(*args, **options)
 
     def start_as_current_span(self, *args: Any, **options: Any) -> Any:
-        return _Block(lambda: self._current_tracer().start_as_current_span(*args, **options))
+        return _CurrentSpan(lambda: self._current_tracer().start_as_current_span(*args, **options))
 
     def _current_tracer(self) -> trace.Tracer:
         successor, cache = self._provider.successor, self._found
@@ -98,7 +98,7 @@ class _Tracer(trace.Tracer):
         return cache[1]
 
 
-class _Block(AbstractContextManager[trace.Span]):
+class _CurrentSpan(AbstractContextManager[trace.Span]):
     def __init__(self, start: Callable[[], Any]) -> None:
         self._start = start
 

@@ -23,7 +23,7 @@ from lightning_otel.dialects import Dialect
 from lightning_otel.errors import NotInstalledError, install_command
 
 try:
-    from lightning_otel.proxy.connections import Program, Server
+    from lightning_otel.proxy.connections import Program, ServerConnection
 except ModuleNotFoundError as exc:
     text = f"the proxy needs {exc.name}; run: {install_command('proxy')}"
     raise NotInstalledError(text) from exc
@@ -133,7 +133,7 @@ class Proxy:
         )
         return head.encode() + body
 
-    async def connect(self, origin: tuple[str, str, int], server: Server) -> None:
+    async def connect(self, origin: tuple[str, str, int], server: ServerConnection) -> None:
         """Connect to a server, through the user's own proxy where one is set.
 
         Raises:

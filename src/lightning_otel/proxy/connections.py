@@ -32,7 +32,7 @@ _NO_ADDRESS: Final = (
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Server(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol):
     """The connection to a server."""
 
     def __init__(self, program: "Program", origin: tuple[str, str, int]) -> None:
@@ -68,7 +68,7 @@ class Program(asyncio.Protocol):
         self.transport: Any = None
         self._parser = make_parser()
         self._passage: Passage | None = None
-        self._server: Server | None = None
+        self._server: ServerConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_over = self._is_full = False
 
@@ -157,7 +157,7 @@ class Program(asyncio.Protocol):
         data, origin = write(), passage.destination.origin
         if self._server is None or self._server.origin != origin:
             self._leave_server()
-            self._server = Server(self, origin)
+            self._server = ServerConnection(self, origin)
             await self._proxy.connect(origin, self._server)
         self._task = None
         self._server.transport.write(data)
@@ -214,7 +214,7 @@ class Program(asyncio.Protocol):
         self.read_on()
         self._end_cycle()
 
-    def pass_on(self, server: Server, data: bytes) -> None:
+    def pass_on(self, server: ServerConnection, data: bytes) -> None:
         """Pass bytes of the server on: after the record, if they are the last."""
         passage = self._passage
         if server is not self._server:
@@ -277,7 +277,7 @@ class Program(asyncio.Protocol):
             passage.end(is_whole=False)
         self._leave_server()
 
-    def lose_server(self, server: Server, exc: Exception | None) -> None:
+    def lose_server(self, server: ServerConnection, exc: Exception | None) -> None:
         """End the connection as the server ended its own."""
         if server is not self._server:
             return

@@ -19,7 +19,7 @@ from lightning_otel.instrumentors import token_ids
 from lightning_otel.instrumentors.body import MAX_KEPT_BYTES
 from lightning_otel.instrumentors.http import (
     RECORDED,
-    Exchange,
+    HttpExchange,
     Sent,
     begin_request,
     parse_content,
@@ -49,7 +49,7 @@ _PARTS: Final = (h11.InformationalResponse, h11.Response, h11.Data, h11.EndOfMes
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"[DONE]", b"[DONE]\n", b"[DONE]\r\n")
 
 
-class _Exchange(Exchange):
+class _ProxyExchange(HttpExchange):
     @property
     def answer(self) -> str:
         """The messages of the answer, as JSON text; empty if none came."""
@@ -82,7 +82,7 @@ class Passage:
     failure: BaseException | None = None
     _has_begun = _has_ended = False
     _context = Context()
-    _exchange: _Exchange | None = None
+    _exchange: _ProxyExchange | None = None
     _chunks: Chunks | None = None
     _decode: Decode | None = None
     _decode_answer: Decode | None = None
@@ -207,7 +207,7 @@ class Passage:
         self._context = _within_trace(context, headers)
         with capture.attach_context(self._context):
             sent = Sent(url, lambda: content, headers, write, start_ns=self._start_ns)
-            self._exchange = exchange = begin_request("proxy", sent, _Exchange)
+            self._exchange = exchange = begin_request("proxy", sent, _ProxyExchange)
         return exchange.arguments[0] if exchange is not None and exchange.arguments else None
 
     def fall_back(self) -> bytes:

@@ -24,7 +24,7 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """The limits of one request, all checked before it is decoded.
 
     Attributes:
@@ -50,10 +50,10 @@ class Limits:
         )
 
 
-DEFAULT_LIMITS: Final = Limits()
+DEFAULT_LIMITS: Final = RequestLimits()
 
 
-def inflated(body: bytes, limits: Limits = DEFAULT_LIMITS) -> bytes:
+def inflated(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> bytes:
     """Return the content of a gzip of one or several members, or of zlib's (``deflate``).
 
     Raises:

@@ -91,7 +91,7 @@ def read_trajectory(document: Object) -> Iterator[Span]:
         name = next(name for name in (name, f"{name} {place}") if name not in names)
         names.add(name)
         if place not in silent:
-            readings.append(_Reading(builder, part, place, name, extra, is_judged=is_judged))
+            readings.append(_AtifDocument(builder, part, place, name, extra, is_judged=is_judged))
             extra = {"others": []}
     return (span for reading in readings for span in reading.spans())
 
@@ -138,7 +138,7 @@ def _check(kind: str, content: object, where: str) -> dict[str, Any]:
     return {name: value for name, value in content.items() if value is not None}
 
 
-class _Reading:
+class _AtifDocument:
     def __init__(
         self, builder: Builder, whole: Object, place: Place, name: str, extra: Object, *,
         is_judged: bool,

@@ -16,10 +16,10 @@ from lightning_otel.messages.media import to_text
 from lightning_otel.receivers.otlp import Object
 from lightning_otel.receivers.sessions import (
     ROOT,
-    Agent,
-    Links,
     Messages,
-    Session,
+    SessionAgent,
+    SessionLinks,
+    SessionSpans,
     digest_record,
     is_thought,
     list_parts,
@@ -92,8 +92,8 @@ class ClaudeCode:
         links: What other files say.
     """
 
-    def __init__(self, session_id: str, about: Object, links: Links) -> None:
-        self.session = Session(NAME, session_id)
+    def __init__(self, session_id: str, about: Object, links: SessionLinks) -> None:
+        self.session = SessionSpans(NAME, session_id)
         self._about = about
         self._links = links
         self._turns: dict[object, _Turn | None] = {}
@@ -162,7 +162,7 @@ class ClaudeCode:
         if agent := agents.get(agent_id):
             agent.end_ns = max(agent.end_ns, now_ns)
             return
-        agent = agents[agent_id] = Agent(NAME, now_ns, now_ns, {})
+        agent = agents[agent_id] = SessionAgent(NAME, now_ns, now_ns, {})
         if agent_id == ROOT:
             agent.attributes = {f"{NAME}.{name}": record.get(name) for name in _ABOUT}
             return

@@ -13,10 +13,10 @@ from lightning_otel.messages.media import to_text
 from lightning_otel.receivers.otlp import Object
 from lightning_otel.receivers.sessions import (
     ROOT,
-    Agent,
-    Links,
     Messages,
-    Session,
+    SessionAgent,
+    SessionLinks,
+    SessionSpans,
     is_thought,
     list_parts,
 )
@@ -50,7 +50,7 @@ _TURN_ENDS: Final = frozenset({"task_complete", "turn_complete", "turn_aborted"}
 
 
 @dataclass(slots=True)
-class _Answer:
+class _CodexAnswer:
     """An answer as its items come.
 
     Attributes:
@@ -81,15 +81,15 @@ class Codex:
         links: What other files say.
     """
 
-    def __init__(self, head: Object, links: Links) -> None:
+    def __init__(self, head: Object, links: SessionLinks) -> None:
         self._id = str(head["id"])
         spawn, parent_id = _find_parent(head)
         self._agent_id = self._id if parent_id else ROOT
         session_id = str((head.get("session_id") or parent_id) if parent_id else self._id)
-        self.session = Session(NAME, session_id)
+        self.session = SessionSpans(NAME, session_id)
         self._begun_ns = now_ns = self.session.read_time(head)
         name = spawn.get("agent_role") or spawn.get("agent_nickname") or "subagent"
-        self._agent = Agent(str(name) if parent_id else NAME, 0, now_ns, {
+        self._agent = SessionAgent(str(name) if parent_id else NAME, 0, now_ns, {
             f"{NAME}.{name}": head.get(name) for name in _ABOUT
         })  # fmt: skip
         places = self._id, spawn.get("agent_path")
@@ -101,8 +101,8 @@ class Codex:
         self._previous: str | None = None
         self._said: Messages = self._instruct()
         self._said_ns = 0
-        self._answer: _Answer | None = None
-        self._last: _Answer | None = None
+        self._answer: _CodexAnswer | None = None
+        self._last: _CodexAnswer | None = None
         self._answers = 0
         self._usage: dict[str, Any] = {}
         self._total: object = None
@@ -247,7 +247,7 @@ class Codex:
                 task = object_of(part.get("arguments")).get("message")
                 self._link_subagent(("task", task), part.get("id"))
         if (answer := self._answer) is None:
-            answer = self._answer = _Answer(
+            answer = self._answer = _CodexAnswer(
                 self._model, self._said_ns or self._agent.start_ns, now_ns,
                 [message("assistant", [])], self._previous, self._said, self._usage,
             )  # fmt: skip

@@ -12,7 +12,7 @@ from lightning_otel.receivers.claude_code import ClaudeCode
 from lightning_otel.receivers.codex import Codex, find_copied, find_origin
 from lightning_otel.receivers.documents import FILE_LIMITS
 from lightning_otel.receivers.otlp import InvalidSpanError, Object
-from lightning_otel.receivers.sessions import Links
+from lightning_otel.receivers.sessions import SessionLinks
 from lightning_otel.types import Span
 
 SessionReader: TypeAlias = ClaudeCode | Codex
@@ -32,7 +32,9 @@ _OLD_HEADS: Final = _OLD_HEAD | {"instructions", "git", "cwd", "originator", "cl
 """What the first line of Codex's sessions had before its records had a type."""
 
 
-def open_session(lines: Iterable[bytes], about: Object, links: Links) -> SessionReader | None:
+def open_session(
+    lines: Iterable[bytes], about: Object, links: SessionLinks
+) -> SessionReader | None:
     """Return a reader of the session in a file's first lines; None if they are of none."""
     unknown, is_session = 0, False
     for line in lines:

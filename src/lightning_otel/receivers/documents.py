@@ -21,7 +21,16 @@ import orjson
 
 from lightning_otel.errors import ReceiveError
 from lightning_otel.messages import object_of, objects
-from lightning_otel.receivers import Limits, Rejected, atif, chats, jaeger, logs, otlp, platforms
+from lightning_otel.receivers import (
+    Rejected,
+    RequestLimits,
+    atif,
+    chats,
+    jaeger,
+    logs,
+    otlp,
+    platforms,
+)
 from lightning_otel.receivers.builder import IMPORTED, parse_time
 from lightning_otel.receivers.otlp import (
     KINDS,
@@ -40,7 +49,7 @@ from lightning_otel.receivers.otlp import (
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
-FILE_LIMITS: Final = Limits(body_bytes=256 << 20, messages=5_000_000, attributes=5_000_000)
+FILE_LIMITS: Final = RequestLimits(body_bytes=256 << 20, messages=5_000_000, attributes=5_000_000)
 """Of one document: a file that the user names is trusted further than a sender."""
 OURS: Final = "lightning_otel"
 """The key under which stands what the SDK does not print."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lightning_otel.messages import object_of, objects
-from lightning_otel.receivers import Limits, otlp
+from lightning_otel.receivers import RequestLimits, otlp
 from lightning_otel.receivers.otlp import (
     KINDS,
     STATUSES,
@@ -41,7 +41,7 @@ def open_trace(document: Object) -> Object:
     return {"spans": opened}
 
 
-def read_span(record: Object, came: str, limits: Limits) -> Span:
+def read_span(record: Object, came: str, limits: RequestLimits) -> Span:
     """Return a span of Jaeger's.
 
     Raises:

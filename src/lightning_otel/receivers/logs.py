@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 from lightning_otel.messages import object_of, objects
-from lightning_otel.receivers import Limits, Rejected, otlp
+from lightning_otel.receivers import Rejected, RequestLimits, otlp
 from lightning_otel.receivers.otlp import DecodedAttributes, InvalidSpanError, Object
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -42,7 +42,7 @@ class Log(NamedTuple):
     scope: str
 
 
-def decode_logs(body: bytes, came: str, limits: Limits) -> Iterator[Span | Rejected]:
+def decode_logs(body: bytes, came: str, limits: RequestLimits) -> Iterator[Span | Rejected]:
     """Return spans of the records of a log request in JSON.
 
     Raises:
@@ -86,7 +86,7 @@ def make_log(
 
 
 def read_logs(
-    records: Iterable[Log | Rejected], came: str, limits: Limits
+    records: Iterable[Log | Rejected], came: str, limits: RequestLimits
 ) -> Iterator[Span | Rejected]:
     """Yield spans of the records that tell of model calls; others are rejected."""
     calls: dict[tuple[str, str, str], list[Log]] = {}
@@ -108,7 +108,11 @@ def read_logs(
 
 
 def _make_span(
-    record: Log, attributes: Mapping[str, Any], messages: list[Log], came: str, limits: Limits
+    record: Log,
+    attributes: Mapping[str, Any],
+    messages: list[Log],
+    came: str,
+    limits: RequestLimits,
 ) -> Span | Rejected:
     events = [
         {

@@ -18,7 +18,7 @@ import orjson
 from lightning_otel.adapter.interop import from_conventions
 from lightning_otel.errors import ReceiveError
 from lightning_otel.messages import object_of, objects
-from lightning_otel.receivers import DEFAULT_LIMITS, Limits, Rejected
+from lightning_otel.receivers import DEFAULT_LIMITS, Rejected, RequestLimits
 from lightning_otel.types import Event, Link, Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import parse_json
@@ -57,7 +57,7 @@ class DecodedAttributes(dict[str, Any]):
 
 
 def decode_spans(
-    body: bytes, came: str, limits: Limits = DEFAULT_LIMITS
+    body: bytes, came: str, limits: RequestLimits = DEFAULT_LIMITS
 ) -> Iterator[Span | Rejected]:
     """Return the spans of a trace request in JSON, one by one; ``came`` is noted on each.
 
@@ -68,7 +68,7 @@ def decode_spans(
     return decode_request(load_request(body, limits), came, limits)
 
 
-def load_request(body: bytes, limits: Limits) -> Object:
+def load_request(body: bytes, limits: RequestLimits) -> Object:
     """Return a request in JSON, as :func:`load_json` does; one that is no object is refused."""
     request = load_json(body, limits)
     if not isinstance(request, dict):
@@ -76,7 +76,7 @@ def load_request(body: bytes, limits: Limits) -> Object:
     return request
 
 
-def load_json(body: bytes, limits: Limits = DEFAULT_LIMITS) -> Any:
+def load_json(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> Any:
     """Return what JSON says; a NaN or a text that is none refuses nothing else.
 
     Raises:
@@ -97,12 +97,12 @@ def load_json(body: bytes, limits: Limits = DEFAULT_LIMITS) -> Any:
         raise ReceiveError(f"the body is no JSON ({reason}); see the OTLP specification") from exc
 
 
-def _has_too_many(body: bytes, limits: Limits) -> bool:
+def _has_too_many(body: bytes, limits: RequestLimits) -> bool:
     containers = body.count(b"{") + body.count(b"[")
     return containers > limits.messages or body.count(b",") > limits.messages * _VALUES_PER_MESSAGE
 
 
-def decode_request(request: Object, came: str, limits: Limits) -> Iterator[Span | Rejected]:
+def decode_request(request: Object, came: str, limits: RequestLimits) -> Iterator[Span | Rejected]:
     """Yield the spans of a trace request; what is no span is rejected."""
     for in_resource in objects(request.get("resourceSpans")):
         otel_resource, unread = None, ""
@@ -122,7 +122,7 @@ def decode_request(request: Object, came: str, limits: Limits) -> Iterator[Span 
 
 
 def read_span(
-    record: Object, otel_resource: dict[str, Any], scope: object, came: str, limits: Limits
+    record: Object, otel_resource: dict[str, Any], scope: object, came: str, limits: RequestLimits
 ) -> Span:
     """Return a span of OTLP's fields; attributes may be :class:`DecodedAttributes`, and ids bytes.
 

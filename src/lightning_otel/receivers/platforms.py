@@ -24,7 +24,7 @@ from lightning_otel.types import conventions as c
 from lightning_otel.types.values import json_text, parse_json, text_or_none, write_json
 
 
-class Table(NamedTuple):
+class FieldTable(NamedTuple):
     """The places of a tool's fields: a name, or several, of which the first that is there counts.
 
     Names of objects within objects are joined by ``/``; alternatives by a blank.
@@ -63,8 +63,8 @@ class Table(NamedTuple):
     sole: str = ""
 
 
-TABLES: Final[Mapping[str, Table]] = {
-    "langsmith": Table(
+TABLES: Final[Mapping[str, FieldTable]] = {
+    "langsmith": FieldTable(
         marks=("run_type id start_time",), scored="key run_id score", trace="trace_id id",
         span="id", parent="parent_run_id", start="start_time", end="end_time", kind="run_type",
         given="inputs", made="outputs",
@@ -77,7 +77,7 @@ TABLES: Final[Mapping[str, Table]] = {
         author=("feedback_source/user_name feedback_source/user_id", "feedback_source/type"),
         settings="extra/invocation_params", averages="feedback_stats", sole="output",
     ),
-    "langfuse": Table(
+    "langfuse": FieldTable(
         marks=("type traceId|trace_id startTime|start_time",
                "id timestamp name projectId|project_id|userId|user_id|sessionId"),
         scored="name value dataType|data_type timestamp", trace="traceId trace_id id",
@@ -94,7 +94,7 @@ TABLES: Final[Mapping[str, Table]] = {
         author=("authorUserId author_user_id", "source"),
         settings="modelParameters model_parameters",
     ),
-    "mlflow": Table(
+    "mlflow": FieldTable(
         marks=("trace_id span_id start_time_unix_nano attributes",),
         scored="assessment_name trace_id create_time", trace="trace_id", span="span_id",
         parent="parent_span_id", start="start_time_unix_nano", end="end_time_unix_nano",
@@ -107,7 +107,7 @@ TABLES: Final[Mapping[str, Table]] = {
         scores=("assessment_id", "span_id", "create_time", "assessment_name", "feedback/value"),
         author=("source/source_id", "source/source_type"),
     ),
-    "phoenix": Table(
+    "phoenix": FieldTable(
         marks=("span_kind name start_time attributes",), scored="annotator_kind name span_id",
         trace="context/trace_id trace_id", span="context/span_id span_id", parent="parent_id",
         start="start_time", end="end_time", kind="span_kind",
@@ -195,7 +195,7 @@ def read_record(record: Object, tool: str) -> Iterator[Span]:
             yield builder.make_reward(key, judged, {name: value}, time_ns)
 
 
-def _read_score(record: Object, tool: str, table: Table, builder: Builder) -> Span:
+def _read_score(record: Object, tool: str, table: FieldTable, builder: Builder) -> Span:
     score_id, judged, time, name, value = (_find(record, path) for path in table.scores)
     value, kind = parse_json(value), _find(record, "dataType data_type")
     # A category of Langfuse's has a number, too: 0.
@@ -221,7 +221,7 @@ def _read_score(record: Object, tool: str, table: Table, builder: Builder) -> Sp
     return span if trace_id else replace(span, parent_span_id=None)
 
 
-def _read_span(record: Object, tool: str, table: Table, builder: Builder) -> Span:
+def _read_span(record: Object, tool: str, table: FieldTable, builder: Builder) -> Span:
     span, parent = _find(record, table.span), _find(record, table.parent)
     if not isinstance(span, str) or not isinstance(builder.trace, str):
         raise InvalidSpanError("the id of the span or of its trace is no text")
@@ -345,7 +345,7 @@ def _add_up(value: Any, start: str) -> Any:
     return sum(whole) if whole == counts and whole else next(iter(counts), None)
 
 
-def _name_places(table: Table) -> set[str]:
+def _name_places(table: FieldTable) -> set[str]:
     fields = [*table[2:11], *table.tokens, table.error]
     return {"name", table.attributes, *" ".join(fields).split()}
 

@@ -23,7 +23,7 @@ from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from lightning_otel.errors import ReceiveError
-from lightning_otel.receivers import DEFAULT_LIMITS, Limits, Rejected, logs
+from lightning_otel.receivers import DEFAULT_LIMITS, Rejected, RequestLimits, logs
 from lightning_otel.receivers.otlp import DecodedAttributes, InvalidSpanError, read_span
 from lightning_otel.types import Span
 
@@ -83,7 +83,7 @@ _Request, _LogRequest, _Span, _Resource, _Scope, _Log = _message_classes()
 
 
 def decode_spans(
-    body: bytes, came: str, limits: Limits = DEFAULT_LIMITS
+    body: bytes, came: str, limits: RequestLimits = DEFAULT_LIMITS
 ) -> Iterator[Span | Rejected]:
     """Return the spans of an ``ExportTraceServiceRequest``; ``came`` is noted on each.
 
@@ -95,13 +95,13 @@ def decode_spans(
 
 
 def decode_logs(
-    body: bytes, came: str, limits: Limits = DEFAULT_LIMITS
+    body: bytes, came: str, limits: RequestLimits = DEFAULT_LIMITS
 ) -> Iterator[Span | Rejected]:
     """Return spans of the records of an ``ExportLogsServiceRequest``, likewise."""
     return logs.read_logs(_read_logs(_parse(body, _LogRequest, _LOG_REQUEST, limits)), came, limits)
 
 
-def _parse(body: bytes, message: Any, schema: _Schema, limits: Limits) -> Any:
+def _parse(body: bytes, message: Any, schema: _Schema, limits: RequestLimits) -> Any:
     # An empty message takes two bytes: a short body cannot have too many.
     if len(body) > 2 * limits.messages:
         try:
@@ -116,7 +116,7 @@ def _parse(body: bytes, message: Any, schema: _Schema, limits: Limits) -> Any:
         raise _malformed_error() from exc
 
 
-def _read_spans(request: Any, came: str, limits: Limits) -> Iterator[Span | Rejected]:
+def _read_spans(request: Any, came: str, limits: RequestLimits) -> Iterator[Span | Rejected]:
     for item in _read_items(request.resource_spans, "scope_spans", "spans", _Span):
         try:
             yield item if isinstance(item, Rejected) else read_span(*item, came, limits)

@@ -30,7 +30,7 @@ _ATTEMPT: Final = "1"
 
 
 @dataclass(slots=True)
-class Links:
+class SessionLinks:
     """What session files say of each other.
 
     Attributes:
@@ -68,8 +68,8 @@ class Links:
 
 
 @dataclass(slots=True)
-class Agent:
-    """A conversation's agent; ``origins`` are keys in :class:`Links` of the tool that began it."""
+class SessionAgent:
+    """A conversation's agent; ``origins`` are keys in :class:`SessionLinks` of its tool."""
 
     name: str
     start_ns: int
@@ -78,7 +78,7 @@ class Agent:
     origins: list[Hashable] = field(default_factory=list)
 
 
-class Session:
+class SessionSpans:
     """The maker of one session's spans.
 
     Attributes:
@@ -89,7 +89,7 @@ class Session:
     def __init__(self, tool: str, session_id: str) -> None:
         self.id = session_id
         self.others: Counter[str] = Counter()
-        self.agents: dict[str, Agent] = {}
+        self.agents: dict[str, SessionAgent] = {}
         self.clock_ns = 0
         self.problem = ""
         self._tool = tool
@@ -118,7 +118,7 @@ class Session:
         """Count a record that is no part of a conversation."""
         self.others["/".join(str(kind) for kind in kinds if kind)] += 1
 
-    def make_agents(self, links: Links) -> Iterator[Span]:
+    def make_agents(self, links: SessionLinks) -> Iterator[Span]:
         """Yield the spans of the agent and its subagents, each below the tool that began it."""
         for agent_id, agent in self.agents.items():
             tool_id = links.take_tool(agent.origins) if agent_id else None
@@ -173,7 +173,7 @@ class Session:
         )  # fmt: skip
 
 
-def make_agents(sessions: Iterable[Session], links: Links) -> Iterable[Span]:
+def make_agents(sessions: Iterable[SessionSpans], links: SessionLinks) -> Iterable[Span]:
     """Return the spans of the agents of session files; of several of one session they are one."""
     agents: dict[tuple[str, str], Span] = {}
     for session in sessions:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from lightning_otel.errors import ConfigError
-from lightning_otel.resources.neighbours import Difference
+from lightning_otel.resources.neighbours import PairDifference
 
 CONFIDENCE: Final = 0.95
 _RANGE: Final = 1.0
@@ -122,7 +122,7 @@ def find_range(
 
 
 def weigh_differences(
-    differences: Iterable[Difference], reward_range: tuple[float, float]
+    differences: Iterable[PairDifference], reward_range: tuple[float, float]
 ) -> Evidence:
     """Take differences, one of which there is at least, as evidence of their mean."""
     width = reward_range[1] - reward_range[0]

@@ -25,7 +25,7 @@ class Unit(NamedTuple):
     reward: float  # its reward, or their mean
 
 
-class Difference(NamedTuple):
+class PairDifference(NamedTuple):
     """A reward with ``b`` less one with ``a``, and its weight in pairs of rollouts."""
 
     value: float
@@ -38,30 +38,30 @@ class Neighbours:
     def __init__(self) -> None:
         self._waiting: dict[int, Unit] = {}
 
-    def add(self, unit: Unit) -> Difference | None:
+    def add(self, unit: Unit) -> PairDifference | None:
         """Return the difference that the unit completes, if it does."""
         level = 0
         while (before := self._waiting.pop(level, None)) is not None:
             if before.is_b != unit.is_b:
                 gain = unit.reward - before.reward
-                return Difference(gain if unit.is_b else -gain, 2.0**level)
+                return PairDifference(gain if unit.is_b else -gain, 2.0**level)
             unit = unit._replace(reward=(before.reward + unit.reward) / 2)
             level += 1
         self._waiting[level] = unit
         return None
 
 
-def compare_neighbours(units: Sequence[Unit]) -> list[Difference]:
+def compare_neighbours(units: Sequence[Unit]) -> list[PairDifference]:
     """Return differences of units by time; if there is none, that of the means."""
     neighbours = Neighbours()
     differences = [gain for unit in units if (gain := neighbours.add(unit)) is not None]
     if differences:
         return differences
     of_a, of_b = ([unit.reward for unit in units if unit.is_b == side] for side in (False, True))
-    return [Difference(statistics.fmean(of_b) - statistics.fmean(of_a))]
+    return [PairDifference(statistics.fmean(of_b) - statistics.fmean(of_a))]
 
 
-def compare_task(units: Sequence[Unit]) -> list[Difference]:
+def compare_task(units: Sequence[Unit]) -> list[PairDifference]:
     """Return a task's differences: of neighbours, or one by one if one version came first."""
     if sum(before.is_b != unit.is_b for before, unit in pairwise(units)) > 1:
         return compare_neighbours(units)
@@ -69,7 +69,7 @@ def compare_task(units: Sequence[Unit]) -> list[Difference]:
     few, many, sign = (of_a, of_b, -1) if len(of_a) < len(of_b) else (of_b, of_a, 1)
     ends = [position * len(many) // len(few) for position in range(len(few) + 1)]
     return [
-        Difference(sign * (reward - statistics.fmean(many[start:end])))
+        PairDifference(sign * (reward - statistics.fmean(many[start:end])))
         for reward, (start, end) in zip(few, pairwise(ends), strict=True)
     ]
 

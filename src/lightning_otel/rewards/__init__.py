@@ -18,7 +18,7 @@ from lightning_otel.dataset.query import QueryKeywords, TransitionQuery
 from lightning_otel.errors import NotFoundError
 from lightning_otel.rewards import judges
 from lightning_otel.rewards.feedback import Keep, derive_span_id, replace_span_id, write_spans
-from lightning_otel.rewards.functions import Case, Failure, RewardFunction
+from lightning_otel.rewards.functions import Case, RewardFailure, RewardFunction
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.source import read_overview
 from lightning_otel.store.sql import attribute_sql
@@ -251,7 +251,7 @@ def _sum_rewards(trajectories: Iterable[Trajectory]) -> dict[str, float]:
 def _judge_case(judge: RewardFunction, case: Case, applied: Applied) -> Judgement:
     result = judge.judge(case)
     judgement = Judgement(case.rollout.rollout_id, case.attempt_id, case.trajectory.agent, {})
-    if isinstance(result, Failure):
+    if isinstance(result, RewardFailure):
         applied.failed[result.kind] += 1
         return judgement._replace(failure=result.message)
     if not result:

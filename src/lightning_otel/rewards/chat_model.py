@@ -12,7 +12,7 @@ _CHECK_S: Final = 10.0
 log = logging.getLogger(__name__)
 
 
-class Chat:
+class ChatModel:
     """A model of a server that speaks OpenAI's chat API; ``noun`` is its role in messages."""
 
     def __init__(self, noun: str, model: str, client: Any) -> None:
@@ -40,7 +40,7 @@ class Chat:
         return reply.choices[0].message.content if reply.choices else None
 
 
-def connect_chat(noun: str, model: str, base_url: str | None, timeout_s: float) -> Chat:
+def connect_chat(noun: str, model: str, base_url: str | None, timeout_s: float) -> ChatModel:
     """Return a model behind the ``openai`` client, which reads its key from the environment."""
     try:
         import openai
@@ -50,7 +50,7 @@ def connect_chat(noun: str, model: str, base_url: str | None, timeout_s: float) 
             f"{install_command('openai')}, or give a function in its place"
         ) from exc
     try:
-        return Chat(noun, model, openai.OpenAI(base_url=base_url, timeout=timeout_s))
+        return ChatModel(noun, model, openai.OpenAI(base_url=base_url, timeout=timeout_s))
     except openai.OpenAIError as exc:
         if base_url is None:
             raise ConfigError(
@@ -59,4 +59,4 @@ def connect_chat(noun: str, model: str, base_url: str | None, timeout_s: float) 
             ) from exc
         # A server of one's own asks for none, but the client does.
         client = openai.OpenAI(base_url=base_url, api_key="none-needed", timeout=timeout_s)
-        return Chat(noun, model, client)
+        return ChatModel(noun, model, client)

@@ -59,7 +59,7 @@ class JudgeError(ConfigError):
     """A judge can judge nothing for now: the rest of the rollouts is not tried."""
 
 
-class Failure(NamedTuple):
+class RewardFailure(NamedTuple):
     """The reason why a function gave no reward."""
 
     kind: str
@@ -104,7 +104,7 @@ class RewardFunction:
         """True if it is called for each trajectory, not once an attempt."""
         return _TRAJECTORY in self.asked.values()
 
-    def judge(self, case: Case) -> dict[str, float] | Failure | None:
+    def judge(self, case: Case) -> dict[str, float] | RewardFailure | None:
         """The rewards by name, the primary one first; None if it gives none."""
         values = {
             name: case.rollout.task if what == "task" else getattr(case, what)
@@ -118,10 +118,10 @@ class RewardFunction:
             raise
         except Exception as exc:  # noqa: BLE001  # a user's function may raise anything
             kind = type(exc).__name__
-            return Failure(kind, _one_line_of(f"{kind}: {exc}"))
+            return RewardFailure(kind, _one_line_of(f"{kind}: {exc}"))
         return self._name_result(result)
 
-    def _name_result(self, result: object) -> dict[str, float] | Failure | None:
+    def _name_result(self, result: object) -> dict[str, float] | RewardFailure | None:
         if result is None:
             return None
         values = result if isinstance(result, Mapping) else {self.name: result}
@@ -133,11 +133,11 @@ class RewardFunction:
             number = _read_number(value)
             if number is None:
                 text = _one_line_of(repr(value))
-                return Failure(
+                return RewardFailure(
                     f"no number, but {type(value).__name__}", f"{name} is {text}, no number"
                 )
             if not math.isfinite(number):
-                return Failure("not finite", f"{name} is {number}; a reward must be finite")
+                return RewardFailure("not finite", f"{name} is {number}; a reward must be finite")
             numbers[f"{name}{suffix}"] = number
         return numbers
 

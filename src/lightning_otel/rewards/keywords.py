@@ -35,14 +35,14 @@ WHERE s.attributes->>'optimized_prompt' IS NOT NULL AND isfinite(r.value)
 GROUP BY s.trace_id, s.span_id, text, s.attributes->>'category', s.attributes->>'model'"""
 
 
-class _Answer(NamedTuple):
+class _RatedAnswer(NamedTuple):
     text: str
     category: str
     model: str
     reward: float
 
 
-class _Found(NamedTuple):
+class _KeywordMatch(NamedTuple):
     chance: float
     gain: float
     words: str
@@ -94,19 +94,19 @@ def missing_words(prompt: str, learned: Mapping[str, Any]) -> list[str]:
     return words if learned["confidence"] >= SURE else []
 
 
-def _read_answers(store: Store) -> Iterator[_Answer]:
+def _read_answers(store: Store) -> Iterator[_RatedAnswer]:
     for row in store.sql(_NAMED):
-        yield _Answer(row["text"], row["category"] or "", row["model"], row["reward"])
+        yield _RatedAnswer(row["text"], row["category"] or "", row["model"], row["reward"])
     kinds = {row["rollout_id"]: category_of_task(row["task"]) for row in store.sql(_TASKS)}
     for step in store.transitions(rewarded=True):
         kind = kinds.get(step.rollout_id) or category_of_resources(step.resources)
         if kind and step.reward is not None:
-            yield _Answer(plain_text(step.action[:1]), kind, step.model or "", step.reward)
+            yield _RatedAnswer(plain_text(step.action[:1]), kind, step.model or "", step.reward)
 
 
 def _find_words(
-    answers: Sequence[_Answer], parts_of: Callable[[list[str]], list[str]]
-) -> tuple[list[_Found], int]:
+    answers: Sequence[_RatedAnswer], parts_of: Callable[[list[str]], list[str]]
+) -> tuple[list[_KeywordMatch], int]:
     holders: dict[str, list[float]] = {}
     for answer in answers:
         words = [word.casefold() for word in _WORD.findall(answer.text)]
@@ -121,7 +121,7 @@ def _find_words(
         gain = statistics.fmean(earned) - mean_without
         chance = _chance_of(earned, rewards)
         if gain > 0 and chance <= CHANCE:
-            matches.append(_Found(chance, gain, part, len(earned)))
+            matches.append(_KeywordMatch(chance, gain, part, len(earned)))
     matches.sort(key=lambda match: (match.chance, -match.gain, match.words))
     return matches[:MOST], len(holders)
 

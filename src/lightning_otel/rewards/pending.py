@@ -51,7 +51,7 @@ class Waiting:
 
 
 class Settled(NamedTuple):
-    """The numbers of feedback that was given, refused (its id is another's), or still waits."""
+    """Counts of feedback: delivered, rejected (its id is another's) and pending."""
 
     given: int = 0
     refused: int = 0

@@ -7,7 +7,7 @@ from typing import Final
 
 from lightning_otel.adapter.advantages import Composition
 from lightning_otel.errors import ConfigError
-from lightning_otel.store.prices import Price, Prices, Tokens
+from lightning_otel.store.prices import Price, Prices, TokenCounts
 from lightning_otel.types import Trajectory, Transition
 from lightning_otel.types.transitions import distinct_steps
 
@@ -70,7 +70,7 @@ class Worth:
         return sum(self._cost_of(step, prices) for step in steps)
 
     def _cost_of(self, step: Transition, prices: Prices) -> float:
-        cost = prices.cost_of((step.model, None), Tokens(*_count_tokens(step)))
+        cost = prices.cost_of((step.model, None), TokenCounts(*_count_tokens(step)))
         if cost is not None:
             return cost
         raise ConfigError(

@@ -99,7 +99,7 @@ def run_workers(
             raise
         return queue.count_attempts(runner.worker_id for runner in runners)
     if kind == "processes":
-        start: Callable[..., Any] = _Process
+        start: Callable[..., Any] = _WorkerProcess
     elif kind == "ray":
         from lightning_otel.runner.ray import make_starter
 
@@ -164,7 +164,7 @@ def _run_others(
     return queue.count_attempts(worker_ids)
 
 
-class _Process:
+class _WorkerProcess:
     """A worker in a process of its own, which ends after its attempt when this one dies."""
 
     def __init__(self, runner: Runner, *, until_empty: bool) -> None:

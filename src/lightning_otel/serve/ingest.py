@@ -13,8 +13,8 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import StoreError
 from lightning_otel.receivers import (
     DEFAULT_LIMITS,
-    Limits,
     Rejected,
+    RequestLimits,
     inflated,
     logs,
     otlp,
@@ -29,7 +29,7 @@ _MOST_WAITING: Final = 64
 _LONGEST_WAIT_S: Final = 30.0
 """For its turn and its end: senders wait 10 s by default."""
 _DISK_RETRY_S: Final = "5"
-_Decode: TypeAlias = Callable[[bytes, str, Limits], Iterator[Span | Rejected]]
+_Decode: TypeAlias = Callable[[bytes, str, RequestLimits], Iterator[Span | Rejected]]
 _DECODERS: Final[Mapping[tuple[bool, bool], _Decode]] = {
     (False, False): protobuf.decode_spans,
     (False, True): otlp.decode_spans,

@@ -33,7 +33,7 @@ REASONS: Final[Mapping[str, str]] = {
     DUPLICATE: "the same span was kept already",
     CONFLICT: "their id was taken by a different span",
     DAMAGED: "their line is damaged",
-    INVALID_ID: "their trace or span id is none",
+    INVALID_ID: "invalid trace or span id",
     UNFIT: "what the receiver was sent is no span that can be kept",
     DISK: "the disk refused them",
     REMOVED: "somebody removed their segment",

@@ -1,4 +1,4 @@
-"""Damage in a store: found, put aside, and said, so that the rest is read.
+"""Detect damage in a store, quarantine it, and report what is missing.
 
 Only bytes that were read and are wrong are damage, not what the system refuses just now. A process
 that is not elected, or may not write, reads without the damaged part.

@@ -54,7 +54,7 @@ def make_rows(
         if key not in parts:
             yield {"kind": "attempt", **shared, "is_attempt": False}
             continue
-        attempt = _Attempt(shared, *parts[key], retractions[key], visible)
+        attempt = _AttemptFacts(shared, *parts[key], retractions[key], visible)
         yield from attempt.make_rows()
         placed |= attempt.rewards
     yield from _list_waiting(explained.report, spans, fingerprints, placed)
@@ -97,7 +97,7 @@ def _list_waiting(
             }  # fmt: skip
 
 
-class _Attempt:
+class _AttemptFacts:
     """One attempt, its spans, and what the adapter made of them.
 
     Attributes:

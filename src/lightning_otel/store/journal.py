@@ -1,4 +1,4 @@
-"""A process's lines on their way into its segments, and the counts of what became of its spans.
+"""Buffer and write a process's segment lines, and count what became of its spans.
 
 A line is written at once, waits in memory for a full or hanging disk, or is counted as lost.
 """
@@ -13,7 +13,7 @@ from threading import get_ident
 from typing import Final
 
 from lightning_otel import debugging
-from lightning_otel.debugging.turns import Turns
+from lightning_otel.debugging.turns import BoundedLock
 from lightning_otel.store import counts as n
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import format_control_line
@@ -46,7 +46,7 @@ class Journal:
         self._start_anew()
 
     def _start_anew(self) -> None:
-        self._turns = Turns()  # guards the segment and the counts; lists are appended to
+        self._turns = BoundedLock()  # guards the segment and the counts; lists are appended to
         self.pid = os.getpid()
         self.process = f"{read_boot_id()}-{time.time_ns():019d}-{self.pid}"
         self.segment: Segment | None = None

@@ -35,7 +35,7 @@ Models: TypeAlias = tuple[str | None, str | None]
 """The names of a call's model: the one that answered, and the one that was asked."""
 
 
-class Tokens(NamedTuple):
+class TokenCounts(NamedTuple):
     """Tokens of a call.
 
     Attributes:
@@ -90,7 +90,7 @@ class Prices:
         self.rows = tuple(rows)
         self.list_fitting = lru_cache(_MOST_MODELS)(self._list_fitting)
 
-    def cost_of(self, models: Models, tokens: Tokens) -> float | None:
+    def cost_of(self, models: Models, tokens: TokenCounts) -> float | None:
         """Return the cost of a call; None where no price or no count of tokens is known."""
         prompt, answered = tokens.input or 0, tokens.output or 0
         fitting = self.list_fitting(models)
@@ -122,7 +122,7 @@ def _is_like(name: str, pattern: str) -> bool:
     return bool(is_possible) and fnmatchcase(name, pattern)
 
 
-def read_usage(span: Span, step: Transition | None = None) -> tuple[Models, Tokens]:
+def read_usage(span: Span, step: Transition | None = None) -> tuple[Models, TokenCounts]:
     """Return the names of a call's model, and its tokens as its server or its token ids tell."""
     attributes = span.attributes
     prompt, answered = attributes.get(c.INPUT_TOKENS), attributes.get(c.OUTPUT_TOKENS)
@@ -133,7 +133,7 @@ def read_usage(span: Span, step: Transition | None = None) -> tuple[Models, Toke
     cached = min(_read_count(attributes, c.CACHED_TOKENS), prompt or 0)
     written = min(_read_count(attributes, c.CACHE_CREATION_TOKENS), (prompt or 0) - cached)
     names = get_text(attributes, c.RESPONSE_MODEL), get_text(attributes, c.REQUEST_MODEL)
-    return names, Tokens(prompt, answered, cached, written)
+    return names, TokenCounts(prompt, answered, cached, written)
 
 
 def _read_count(attributes: Attributes, key: str) -> int:

@@ -1,4 +1,4 @@
-"""Bytes of a store that are not as they were written: their checksums, and quarantine.
+"""Checksums, and the quarantine of corrupt data.
 
 ``quarantine/`` holds the damaged parts and beside each a note, ``NAME.json``. A note is open while
 spans are missing that it may be possible to get back. Nothing in here imports DuckDB.
@@ -246,7 +246,7 @@ def put_aside(layout: Layout, path: Path, note: Note) -> None:
 
 
 def quarantine_lines(layout: Layout, path: Path, *, is_closed: bool = False) -> None:
-    """Move the corrupt lines of a segment into quarantine, and say in their places that one was.
+    """Move the corrupt lines of a segment into quarantine; leave a marker record in their place.
 
     The segment is changed in place: its process may go on appending to it.
     """

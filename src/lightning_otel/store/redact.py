@@ -98,7 +98,7 @@ def redact(
             "nothing to redact is named; name it with --pattern, --key, --secrets or --id"
         )
     prepare(layout)
-    work = _Work(layout, rules, scope, progress)
+    work = _Redaction(layout, rules, scope, progress)
     with translate_errors(layout, "redact"):
         if not is_dry_run:
             work.close_segments(wait_s, waiting)
@@ -125,7 +125,7 @@ def read_redactions(layout: Layout) -> list[dict[str, Any]]:
     return list(records.values())
 
 
-class _Work:
+class _Redaction:
     """One redaction under way."""
 
     def __init__(

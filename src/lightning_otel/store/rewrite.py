@@ -118,11 +118,13 @@ class Rewrite:
 
         if not self.files:
             return None
-        for thrift in SHRINK:
+        for divisor in SHRINK:
             try:
-                file = self._write_slices(list(self._gather_slices(SLICE_BYTES // thrift)), thrift)
+                file = self._write_slices(
+                    list(self._gather_slices(SLICE_BYTES // divisor)), divisor
+                )
             except duckdb.OutOfMemoryException as exc:
-                log.debug("too wide at a thrift of %d: %s", thrift, exc)
+                log.debug("too wide at a divisor of %d: %s", divisor, exc)
                 continue
             if self._is_changed:
                 replace_files(
@@ -310,7 +312,7 @@ class Rewrite:
             f"SELECT * FROM {spans} ANTI JOIN changed ON number = position)"
         )
 
-    def _write_slices(self, slices: Sequence[Path], thrift: int) -> DataFile | None:
+    def _write_slices(self, slices: Sequence[Path], divisor: int) -> DataFile | None:
         output = None
         if slices:
             names = {file.name for file in self.files}
@@ -330,8 +332,8 @@ class Rewrite:
                 # Named as the oldest: of two spans with one id the first still comes first.
                 stamp=min(names).split("-")[1],
                 level=LEVEL if self._is_compact else 3,
-                group_rows=MOST_ROWS if self._is_compact else ROW_GROUP // thrift,
-                group_bytes=ROW_GROUP_BYTES // thrift,
+                group_rows=MOST_ROWS if self._is_compact else ROW_GROUP // divisor,
+                group_bytes=ROW_GROUP_BYTES // divisor,
                 is_compact=self._is_compact,
             )
         for path in slices:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import duckdb
 
     from lightning_otel.adapter.continuations import Reference
-    from lightning_otel.adapter.selection import Selection as StepSelection
+    from lightning_otel.adapter.selection import StepSelection
     from lightning_otel.store.source import SpanSource
     from lightning_otel.store.table import Query
 

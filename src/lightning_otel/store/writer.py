@@ -18,7 +18,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import config
 from lightning_otel.adapter.rewards import evaluations_of, with_evaluations
-from lightning_otel.debugging.turns import Turns
+from lightning_otel.debugging.turns import BoundedLock
 from lightning_otel.redact.secrets import scrub_attributes
 from lightning_otel.store import counts as n
 from lightning_otel.store.journal import CHUNK_BYTES, Journal
@@ -274,7 +274,7 @@ def _is_id(text: str) -> bool:
 
 _writers: "weakref.WeakSet[SpanWriter]" = weakref.WeakSet()
 writers_by_catalogue: dict[Path, SpanWriter] = {}
-_registry = Turns(_PATIENCE_S)  # guards writers_by_catalogue: one writer a store and process
+_registry = BoundedLock(_PATIENCE_S)  # guards writers_by_catalogue: one writer a store and process
 
 
 def writer_for(layout: Layout) -> SpanWriter:
@@ -315,7 +315,7 @@ def seal_all() -> None:
 
 def _forget_all() -> None:
     global _registry
-    _registry = Turns(_PATIENCE_S)
+    _registry = BoundedLock(_PATIENCE_S)
     for writer in list(_writers):
         writer.forget()
 

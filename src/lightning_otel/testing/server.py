@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from lightning_otel.demo.policy import Reply, ToolCall
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.demo.wire import Answer, Json
+from lightning_otel.demo.wire import Json, WireAnswer
 from lightning_otel.errors import ConfigError
 
 
@@ -60,13 +60,13 @@ class ScriptedServer(DemoServer):
         """The number of script entries not asked for yet."""
         return len(self._script)
 
-    def answer(self, name: str, body: Json, fault: str) -> Answer:
+    def answer(self, name: str, body: Json, fault: str) -> WireAnswer:
         """The answer of one endpoint to a body."""
         try:
             return super().answer(name, body, fault)
         except _RefusedError as exc:
             error = {"message": str(exc), "type": "scripted", "param": None, "code": None}
-            return Answer({"error": error}, status=exc.failure.status)
+            return WireAnswer({"error": error}, status=exc.failure.status)
 
     def _sample_replies(self, body: Json, count: int, fault: str) -> list[Reply]:
         return [_make_reply(self._next_line(body), body) for _ in range(count)]

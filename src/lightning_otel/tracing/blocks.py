@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanKind
 
 from lightning_otel import capture
 from lightning_otel.capture import operations
-from lightning_otel.instrumentors.wrappers import Begin, Run, wrap_call, wrap_generator
+from lightning_otel.instrumentors.wrappers import Begin, WrappedRun, wrap_call, wrap_generator
 from lightning_otel.tracing.emitters import json_of, span_id_of
 from lightning_otel.types import conventions as c
 
@@ -26,7 +26,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Lifetime(Run, Generic[G]):
+class OpenBlock(WrappedRun, Generic[G]):
     """Something that has begun and is ended once; a ``with`` block gets ``opened``."""
 
     opened: G
@@ -75,7 +75,7 @@ class Block(Generic[G]):
 
     def __init__(self, begin_for: Callable[[Callable[..., Any] | None], Begin]) -> None:
         self._begin_for = begin_for
-        self._entered: list[tuple[object, Lifetime[G], AbstractContextManager[None]]] = []
+        self._entered: list[tuple[object, OpenBlock[G], AbstractContextManager[None]]] = []
 
     def __call__(self, function: F) -> F:
         """Make each call of a function a block; generators while they run."""
@@ -96,7 +96,7 @@ class Block(Generic[G]):
     async def __aenter__(self) -> G:
         return self.__enter__()
 
-    def _leave(self) -> Lifetime[G]:
+    def _leave(self) -> OpenBlock[G]:
         context = otel_context.get_current()
         entries = reversed(self._entered.copy())
         match = next((entry for entry in entries if entry[0] is context), self._entered[-1])
@@ -119,7 +119,7 @@ def wrap_function(function: Callable[..., Any], begin: Begin) -> Any:
     return (wrap_generator if is_generator else wrap_call)(begin)(function)
 
 
-class Operation(Lifetime["Operation"]):
+class OperationBlock(OpenBlock["OperationBlock"]):
     """An operation under way; set its ``output`` inside a ``with`` block."""
 
     def __init__(self, name: str, inputs: Mapping[str, object]) -> None:
@@ -135,7 +135,7 @@ class Operation(Lifetime["Operation"]):
             self.context = self._span.context
 
     @property
-    def opened(self) -> "Operation":  # type: ignore[override]  # kept, it would be a circle
+    def opened(self) -> "OperationBlock":  # type: ignore[override]  # kept, it would be a circle
         """The operation."""
         return self
 
@@ -188,7 +188,7 @@ def operation(function: Callable[P, T], /) -> Callable[P, T]: ...
 
 
 @overload
-def operation(name: str | None = None, /, **inputs: object) -> Block[Operation]: ...
+def operation(name: str | None = None, /, **inputs: object) -> Block[OperationBlock]: ...
 
 
 def operation(name: Any = None, /, **inputs: object) -> Any:
@@ -207,8 +207,8 @@ def operation(name: Any = None, /, **inputs: object) -> Any:
     def begin_for(function: Callable[..., Any] | None) -> Begin:
         called = str(name or getattr(function, "__qualname__", "operation"))
         if function is None:
-            return lambda args, kwargs: Operation(called, inputs)
+            return lambda args, kwargs: OperationBlock(called, inputs)
         read = _argument_reader(function)
-        return lambda args, kwargs: Operation(called, {**inputs, **read(args, kwargs)})
+        return lambda args, kwargs: OperationBlock(called, {**inputs, **read(args, kwargs)})
 
-    return Block[Operation](begin_for)
+    return Block[OperationBlock](begin_for)

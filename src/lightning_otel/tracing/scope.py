@@ -20,7 +20,7 @@ from lightning_otel.errors import LightningOtelError, warn_once
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.store.layout import working_folder
 from lightning_otel.store.transforms import Transform
-from lightning_otel.tracing.blocks import Lifetime, end_span, is_clean
+from lightning_otel.tracing.blocks import OpenBlock, end_span, is_clean
 from lightning_otel.tracing.emitters import emit_reward, json_of, silence_warning
 from lightning_otel.tracing.recording import Recording
 from lightning_otel.types import conventions as c
@@ -62,7 +62,7 @@ class Options(TypedDict, total=False):
     debug: bool | None
 
 
-class Scope(Lifetime[Recording]):
+class Scope(OpenBlock[Recording]):
     """One entering: begins a rollout, or a part of the enclosing one, and ends it once."""
 
     def __init__(self, options: Options, name: str, *, has_root: bool = True) -> None:

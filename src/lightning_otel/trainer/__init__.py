@@ -149,7 +149,7 @@ class Trainer:
         """Called after each step; see the option."""
         agent = None if agent is None else agent_of(agent)
         self._config = self._make_config(settings, agent=agent, options=extras)
-        self._origin: checkpoint.Origin | None = None
+        self._origin: checkpoint.RunOrigin | None = None
         self.started: Callable[[TrainingRun], None] | None = None
         """Called with each run as soon as it is written down."""
         self.latest: TrainingRun | None = None

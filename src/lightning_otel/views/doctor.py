@@ -14,7 +14,7 @@ from lightning_otel import config
 from lightning_otel.capture.frameworks import FRAMEWORKS
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, LightningOtelError, StoreDamagedError
-from lightning_otel.exporters.forwarding.senders import Verdict, sender_for
+from lightning_otel.exporters.forwarding.senders import Disposition, sender_for
 from lightning_otel.provider.sdk_settings import NO_SDK, SAMPLER, sampler_fault
 from lightning_otel.store import damage, quarantine
 from lightning_otel.store.catalogue import find_catalogue_fault
@@ -54,7 +54,7 @@ _FEW_NOTES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Check:
     """A thing looked at.
 
     Attributes:
@@ -69,22 +69,22 @@ class Finding:
     remedy: str = ""
 
 
-def ok(code: Code, text: str) -> Finding:
-    """Return a finding of what is as it should be."""
-    return Finding(code, "ok", text)
+def ok(code: Code, text: str) -> Check:
+    """Return a passed check."""
+    return Check(code, "ok", text)
 
 
-def note(code: Code, text: str, remedy: str = "") -> Finding:
+def note(code: Code, text: str, remedy: str = "") -> Check:
     """Say something that may be meant so."""
-    return Finding(code, "note", text, remedy)
+    return Check(code, "note", text, remedy)
 
 
-def problem(code: Code, text: str, remedy: str = "") -> Finding:
+def problem(code: Code, text: str, remedy: str = "") -> Check:
     """Say that something is wrong."""
-    return Finding(code, "problem", text, remedy)
+    return Check(code, "problem", text, remedy)
 
 
-def examine(store: Store) -> list[Finding]:
+def examine(store: Store) -> list[Check]:
     """Return every finding, in the order a person would check."""
     return [
         *_check_versions(),
@@ -95,7 +95,7 @@ def examine(store: Store) -> list[Finding]:
     ]
 
 
-def _check_versions() -> Iterator[Finding]:
+def _check_versions() -> Iterator[Check]:
     python = f"python {'.'.join(map(str, sys.version_info[:3]))}"
     versions = [f"{name} {version}" for name in _VERSIONS if (version := _installed_version(name))]
     yield ok("versions", ", ".join([python, *versions]))
@@ -114,7 +114,7 @@ def _installed_version(name: str) -> str | None:
         return None
 
 
-def _check_instrumentors() -> Iterator[Finding]:
+def _check_instrumentors() -> Iterator[Check]:
     ours, foreign = [], []
     for entry in metadata.entry_points(group="opentelemetry_instrumentor"):
         package = entry.dist.name.lower().replace("_", "-") if entry.dist is not None else "?"
@@ -132,7 +132,7 @@ def _check_instrumentors() -> Iterator[Finding]:
         yield _check_foreign(package, entry)
 
 
-def _check_foreign(package: str, entry: metadata.EntryPoint) -> Finding:
+def _check_foreign(package: str, entry: metadata.EntryPoint) -> Check:
     name = f"{package} {_installed_version(package)}"
     was_imported = entry.module in sys.modules
     try:
@@ -161,7 +161,7 @@ def _is_active(instrumentor: Any) -> bool:
         return False
 
 
-def _check_settings() -> Iterator[Finding]:
+def _check_settings() -> Iterator[Check]:
     if not config.is_enabled():
         text = "recording is switched off by LIGHTNING_OTEL or OTEL_SDK_DISABLED"
         yield problem("recording-off", text, f"unset {config.ENABLED.name} OTEL_SDK_DISABLED")
@@ -181,7 +181,7 @@ def _check_settings() -> Iterator[Finding]:
         yield note("few-files", text, "ulimit -n 4096")
 
 
-def _check_sending() -> Iterator[Finding]:
+def _check_sending() -> Iterator[Check]:
     has_sdk = any(metadata.entry_points(group="opentelemetry_configurator"))
     exporters = config.exporters()
     if "otlp" in exporters and "duckdb" not in exporters and not has_sdk:
@@ -200,14 +200,14 @@ def _check_sending() -> Iterator[Finding]:
         yield problem("otlp", f"no span is sent by OTLP: {exc.what}", exc.remedy)
         return
     where = f"by OTLP ({endpoint.protocol}) to {endpoint.url}"
-    if answer.verdict is Verdict.DELIVERED:
+    if answer.verdict is Disposition.DELIVERED:
         yield ok("otlp", f"spans are also sent out {where}")
     else:
         remedy = "lightning-otel export otlp --once"
         yield problem("otlp", f"no span is sent {where}: {answer.reason}", remedy)
 
 
-def _check_storage(layout: Layout, store: Store) -> Iterator[Finding]:
+def _check_storage(layout: Layout, store: Store) -> Iterator[Check]:
     if not layout.exists():
         text = f"no store at {layout.catalogue} yet"
         yield note("no-store", text, "lightning-otel run -- python your_agent.py")
@@ -225,7 +225,7 @@ def _check_storage(layout: Layout, store: Store) -> Iterator[Finding]:
     yield from _check_contents(layout, store)
 
 
-def _check_permissions(layout: Layout) -> Iterator[Finding]:
+def _check_permissions(layout: Layout) -> Iterator[Check]:
     mode = stat.S_IMODE(layout.root.stat().st_mode)
     if mode & 0o077:
         text = f"others may read {layout.root} (mode {mode:o})"
@@ -250,7 +250,7 @@ def _check_permissions(layout: Layout) -> Iterator[Finding]:
             )
 
 
-def _check_contents(layout: Layout, store: Store) -> Iterator[Finding]:
+def _check_contents(layout: Layout, store: Store) -> Iterator[Check]:
     command = damage.repair_command(layout)
     try:
         whole = layout.find_manifest()[0]
@@ -276,7 +276,7 @@ def _check_contents(layout: Layout, store: Store) -> Iterator[Finding]:
         )
 
 
-def _check_damage(layout: Layout, command: str) -> Iterator[Finding]:
+def _check_damage(layout: Layout, command: str) -> Iterator[Check]:
     if layout.catalogue.exists() and (fault := find_catalogue_fault(layout)):
         yield problem("catalogue-damaged", f"{layout.catalogue} is damaged ({fault})", command)
     damaged = damage.exclude_damage(layout, is_thorough=True)
@@ -298,7 +298,7 @@ def _check_damage(layout: Layout, command: str) -> Iterator[Finding]:
     yield from _check_quarantine(layout, command)
 
 
-def _check_quarantine(layout: Layout, command: str) -> Iterator[Finding]:
+def _check_quarantine(layout: Layout, command: str) -> Iterator[Check]:
     aside = quarantine.read_notes(layout)
     for entry in aside:
         if entry.is_open:
@@ -315,7 +315,7 @@ def _check_quarantine(layout: Layout, command: str) -> Iterator[Finding]:
         yield note("quarantine", text)
 
 
-def _check_counts(layout: Layout, store: Store) -> Iterator[Finding]:
+def _check_counts(layout: Layout, store: Store) -> Iterator[Check]:
     try:
         (row,) = store.sql("SELECT count(*) AS n, count(end_ns) AS ended FROM spans")
     except LightningOtelError as exc:
@@ -345,7 +345,7 @@ WHERE operation IN ({CALL_OPERATIONS})
 ORDER BY 1"""
 
 
-def check_calls(store: Store) -> Iterator[Finding]:
+def check_calls(store: Store) -> Iterator[Check]:
     """Yield what keeps a store's spans from being calls, and its calls from having agents."""
     (counts,) = store.sql(_CALLS)
     if counts["spans"] and not counts["calls"] and not counts["actions"]:
@@ -357,14 +357,14 @@ def check_calls(store: Store) -> Iterator[Finding]:
             yield note("unnamed-agents", text, FRAMEWORKS[name])
 
 
-def _check_accounts(store: Store, *, is_whole: bool) -> Iterator[Finding]:
+def _check_accounts(store: Store, *, is_whole: bool) -> Iterator[Check]:
     try:
         accounting = store.accounting()
     except LightningOtelError:
         return  # as was said of what cannot be read
     for reason, count in accounting.reasons():
         level: Literal["ok", "note"] = "ok" if reason in INTENDED else "note"
-        yield Finding("not-stored", level, f"not stored: {count_noun(count, 'span')}: {reason}")
+        yield Check("not-stored", level, f"not stored: {count_noun(count, 'span')}: {reason}")
     if accounting.pending:
         text = f"waiting in memory for the disk: {count_noun(accounting.pending, 'span')}"
         yield note("waiting", text)
@@ -384,7 +384,7 @@ def _check_accounts(store: Store, *, is_whole: bool) -> Iterator[Finding]:
         )
 
 
-def _check_waits(store: Store) -> Iterator[Finding]:
+def _check_waits(store: Store) -> Iterator[Check]:
     try:
         yield from (note(*wait) for wait in find_waits(store))
     except LightningOtelError as exc:

@@ -64,7 +64,7 @@ def select_rows(rows: Sequence[Row], limit: int) -> list[bool]:
     return is_shown
 
 
-class Shown(NamedTuple):
+class VisibleRow(NamedTuple):
     """A row that is shown; ``folded`` counts the spans right below it that are folded away."""
 
     row: Row
@@ -75,7 +75,7 @@ class Shown(NamedTuple):
 class Folded(NamedTuple):
     """The rows to show, and how many spans of other instrumentors are folded away."""
 
-    shown: list[Shown]
+    shown: list[VisibleRow]
     others: int
 
 
@@ -110,7 +110,7 @@ def fold(
         elif is_other[position] and parent != NO_PARENT:
             folded[parent] += row.size + 1
     lines = [
-        Shown(row, folded[at], is_closed=row.span.span_id in shut and row.size > 0)
+        VisibleRow(row, folded[at], is_closed=row.span.span_id in shut and row.size > 0)
         for at, row in enumerate(rows)
         if not is_hidden[at]
     ]

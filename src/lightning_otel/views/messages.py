@@ -89,7 +89,7 @@ class Thread(NamedTuple):
     messages: list[ShownMessage]
 
 
-class Limits(NamedTuple):
+class MessageLimits(NamedTuple):
     """Limits of a step's messages.
 
     Attributes:
@@ -103,7 +103,7 @@ class Limits(NamedTuple):
     until: int | None = None
 
 
-ALL: Final = Limits()
+ALL: Final = MessageLimits()
 
 
 def new_input(span: Span) -> list[Message]:
@@ -145,7 +145,7 @@ def show_thread(
     path: Trajectory,
     labels: Mapping[str, str],
     before: Transition | None = None,
-    limits: Limits = ALL,
+    limits: MessageLimits = ALL,
 ) -> Thread:
     """Return the messages of a trajectory that were not shown before.
 
@@ -168,7 +168,7 @@ def show_thread(
 
 
 def _input_messages(
-    step: Transition, before: Transition | None, limits: Limits
+    step: Transition, before: Transition | None, limits: MessageLimits
 ) -> Iterator[ShownMessage]:
     history: Sequence[Message] = () if before is None else before.observation
     prompt, answers = step.observation, () if before is None else before.action

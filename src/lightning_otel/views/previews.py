@@ -169,7 +169,7 @@ def preview_spans(spans: Iterable[Span], cells: int | None = None) -> "dict[Span
 
 
 def find_text(store: "Store", rows: "Sequence[Row]", text: str) -> dict[str, Sequence[str]]:
-    """Find a text in a trace: of each span that has it the words before, the text, those after."""
+    """Find a text in a trace; return the match with its context, per span."""
     needle, times = json_needle(text), [row.span.start_ns for row in rows]
     values = [needle, rows[0].span.trace_id, min(times), max(times)]
     matches = (row.values() for row in store.sql(_FOUND, values).rows())

@@ -20,7 +20,7 @@ class Filter(NamedTuple):
 
     Attributes:
         condition: SQL, with a ``?`` for the value; empty where the store takes it as a keyword.
-        help: The rows that it keeps.
+        help: Description for users.
         kind: The type of the value; ``date`` is a time in Unix nanoseconds, ``tuple`` several
             texts.
         choices: The words that a text is one of; none if it is any.

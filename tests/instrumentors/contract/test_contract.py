@@ -39,7 +39,7 @@ from lightning_otel import (
 )
 from lightning_otel.capture import operations
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.instrumentors.wrappers import Run
+from lightning_otel.instrumentors.wrappers import WrappedRun
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.types import conventions as c
 
@@ -504,7 +504,7 @@ def test_nothing_is_kept_once_it_is_over(driver: Driver, server: DemoServer, sto
 
     def held() -> int:
         gc.collect()
-        kinds = (Run, operations.Operation)
+        kinds = (WrappedRun, operations.Operation)
         return sum(issubclass(type(each), kinds) for each in gc.get_objects())
 
     driver.ask_somehow(server.base_url)

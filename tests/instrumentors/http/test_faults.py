@@ -15,8 +15,9 @@ MODULES: list[Any] = [
     http, httpx, aiohttp, urllib3, retries, changes, model_requests, token_ids, dialects,
 ]  # fmt: skip
 CLASSES: list[Any] = [
-    http.Exchange, http.HttpRequest, http.SdkCall, httpx._Exchange, aiohttp._Exchange,
-    urllib3._Exchange, model_requests.ModelRequest, body.BodyRecorder, changes.Changes,
+    http.HttpExchange, http.HttpRequest, http.SdkCall, httpx._HttpxExchange,
+    aiohttp._AiohttpExchange, urllib3._Urllib3Exchange, model_requests.ModelRequest,
+    body.BodyRecorder, changes.Changes,
 ]  # fmt: skip
 LEFT = {"read", "read_async", "__del__", "register_dialect", "__getattribute__", "__new__"}
 """What the program's own bytes run through, and what is no call's."""

@@ -26,7 +26,7 @@ from tests.instrumentors.openai.test_surfaces import (
 )
 
 from lightning_otel import Recording, Resources, Store, auto_trace, capture, carried, context
-from lightning_otel.demo.server import DemoServer, Exchange
+from lightning_otel.demo.server import DemoServer, LogEntry
 from lightning_otel.errors import StoreError
 from lightning_otel.instrumentors import substitution
 from lightning_otel.instrumentors.openai import options
@@ -89,7 +89,7 @@ def versions(recording: Recording) -> list[str | None]:
     return [step.resource_version for path in recording.trajectories() for step in path.transitions]
 
 
-def prompt_of(exchange: Exchange) -> str | None:
+def prompt_of(exchange: LogEntry) -> str | None:
     """The system prompt that a server was sent; None if there was none."""
     body = exchange.request or {}
     if "instructions" in body:

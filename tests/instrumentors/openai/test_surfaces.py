@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from tests.facts import CALCULATOR as TOOL
 
 from lightning_otel import Store, auto_trace
-from lightning_otel.demo.server import DemoServer, Exchange
+from lightning_otel.demo.server import DemoServer, LogEntry
 
 FLAT_TOOL: Any = {"type": "function", **TOOL["function"]}
 SUM = "What is 17*23?"
@@ -221,7 +221,7 @@ async def result_of(client: Any, name: str) -> list[object]:
         return [*found, type(result).__qualname__, plain(held)]
 
 
-def sent(exchange: Exchange) -> dict[str, Any]:
+def sent(exchange: LogEntry) -> dict[str, Any]:
     """What a server was sent, without its own address."""
     headers = {name: value for name, value in exchange.headers.items() if name != "host"}
     return {"path": exchange.path, "body": exchange.request, "headers": headers}

@@ -12,7 +12,7 @@ from tests.instrumentors.transport import read
 
 from lightning_otel.adapter.tokens import decode_ids, decode_logprobs
 from lightning_otel.demo import wire
-from lightning_otel.demo.policy import Reply, Tokenizer, ToolCall, pieces
+from lightning_otel.demo.policy import PieceTokenizer, Reply, ToolCall, pieces
 from lightning_otel.types import conventions as c
 
 CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS = (
@@ -47,11 +47,11 @@ def replies(draw: st.DrawFn) -> Reply:
 def made(path: str, found: list[Reply], body: dict[str, Any]) -> Any:
     """The answer as it is sent in this format, whole and in pieces."""
     if path == CHAT:
-        return wire.chat(body, found, Tokenizer())
+        return wire.chat(body, found, PieceTokenizer())
     if path == RESPONSES:
         return wire.response(body, found[0])
     texts = [Reply(r.text or "x", logprobs=(-0.5,) * len(pieces(r.text or "x"))) for r in found]
-    return wire.completion(body, [["hi"]], texts, Tokenizer())
+    return wire.completion(body, [["hi"]], texts, PieceTokenizer())
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])

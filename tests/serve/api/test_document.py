@@ -23,7 +23,7 @@ from starlette.routing import Match
 
 from lightning_otel import Store
 from lightning_otel.serve import otlp
-from lightning_otel.serve.api import MEMBERS, ROUTES, Member, operations
+from lightning_otel.serve.api import MEMBERS, ROUTES, LazyRoutes, operations
 from lightning_otel.serve.api.events import EventBroker
 from lightning_otel.serve.api.operation import document
 from lightning_otel.serve.api.repositories import Repositories
@@ -76,7 +76,7 @@ def test_document_tells_of_every_route_and_of_no_other(store: Store) -> None:
     app: Starlette = guard._app
 
     assert [route for route in app.routes if route not in PAGES] == [*otlp.ROUTES, *ROUTES]
-    members = {name: Member(name, roots) for name, roots in MEMBERS.items()}
+    members = {name: LazyRoutes(name, roots) for name, roots in MEMBERS.items()}
     for name in MEMBERS:
         for each in operations([name]):
             scope = {"type": "http", "path": each.path}

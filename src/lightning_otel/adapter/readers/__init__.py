@@ -22,7 +22,7 @@ from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
 
-class Reader(Protocol):
+class ConventionReader(Protocol):
     """A module that reads one convention."""
 
     @property
@@ -37,7 +37,7 @@ class Reader(Protocol):
 
 
 # What a later one says holds: the general ones come first.
-_READERS: Final[tuple[Reader, ...]] = (
+_READERS: Final[tuple[ConventionReader, ...]] = (
     genai,
     legacy,
     openinference,
@@ -97,6 +97,6 @@ def _find_ids(attributes: Mapping[str, Any], otel_resource: Mapping[str, Any]) -
     return {key: value for key, value in ids.items() if value}
 
 
-def _readers_of(attributes: Mapping[str, Any]) -> Iterable[Reader]:
+def _readers_of(attributes: Mapping[str, Any]) -> Iterable[ConventionReader]:
     present = _MARKS.intersection(attributes)
     return [reader for reader, marks in _MARKED if not marks.isdisjoint(present)] if present else ()

@@ -25,7 +25,7 @@ from lightning_otel.errors import (
     TrainingError,
     install_command,
 )
-from lightning_otel.rewards.chat_model import Chat, Model, connect_chat
+from lightning_otel.rewards.chat_model import ChatModel, Model, connect_chat
 from lightning_otel.types import Resource
 
 __all__ = ["APO"]
@@ -167,7 +167,7 @@ class APO(BaseAlgorithm):
         """
         if self._model is None:
             self._model = connect_chat(_NOUN, _recorded_model(context.store), *self._server)
-        if isinstance(self._model, Chat):
+        if isinstance(self._model, ChatModel):
             self._model.check_key()
         if not self._goes_on:
             self._searches = {}  # of the run before, which is over

@@ -108,7 +108,7 @@ class Search:
         from gepa.strategies.eval_policy import FullEvaluationPolicy
         from gepa.utils.stop_condition import MaxCandidateProposalsStopper, ScoreThresholdStopper
 
-        class Policy(FullEvaluationPolicy[Any, Any]):
+        class EvaluationPolicy(FullEvaluationPolicy[Any, Any]):
             def get_seed_eval_batch(self, loader: Any) -> list[Any]:
                 return [] if is_resumed else list(loader.all_ids())
 
@@ -134,7 +134,7 @@ class Search:
             run_dir=str(self._context.run_dir / FOLDER),
             track_best_outputs=False,
             seed=apo.seed,
-            val_evaluation_policy=Policy(),
+            val_evaluation_policy=EvaluationPolicy(),
             **apo.gepa,
         )
 

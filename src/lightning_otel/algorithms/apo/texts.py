@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.adapter.conversations import make_conversations
 from lightning_otel.errors import TrainingError
-from lightning_otel.rewards.chat_model import Chat, Model
+from lightning_otel.rewards.chat_model import ChatModel, Model
 from lightning_otel.tracing import auto_trace
 from lightning_otel.tracing.emitters import emit_object
 from lightning_otel.types import Conversation, Prompt, Resource, Trajectory
@@ -245,7 +245,7 @@ class Writer:
             apply=False,  # what is tuned is the agent's, and not for who tunes it
         ):
             answer = self._model(prompt)
-            if not isinstance(self._model, Chat):
+            if not isinstance(self._model, ChatModel):
                 emit_object({"prompt": prompt, "answer": answer})
         return answer
 

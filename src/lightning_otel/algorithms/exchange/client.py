@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit
 
 from lightning_otel.config import OtlpEndpoint
 from lightning_otel.errors import ConfigError, ReceiveError, StoreError
-from lightning_otel.exporters.forwarding.senders import HttpSender, Verdict
+from lightning_otel.exporters.forwarding.senders import Disposition, HttpSender
 from lightning_otel.store.engines.otlp import encode_request
 from lightning_otel.types import Span
 
@@ -88,7 +88,7 @@ class Client:
     def send(self, spans: list[Span], *, with_content: bool) -> None:
         """Hand spans over by OTLP; each names a rollout and an attempt that are there."""
         answer = self._sender.send(encode_request(spans, with_content=with_content))
-        if answer.verdict is not Verdict.DELIVERED or answer.rejected:
+        if answer.verdict is not Disposition.DELIVERED or answer.rejected:
             raise StoreError(
                 f"{self.url} did not take {len(spans)} spans: {answer.reason}; hand over again, "
                 "what it took is not sent twice"

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Unpack, get_args
 from lightning_otel import config
 from lightning_otel.adapter import readers
 from lightning_otel.adapter.attempts import AttemptKey, sort_attempts
-from lightning_otel.adapter.selection import Selection, SelectionKeywords
+from lightning_otel.adapter.selection import SelectionKeywords, StepSelection
 from lightning_otel.algorithms.exchange.calls import to_agentlightning
 from lightning_otel.algorithms.exchange.client import OUR_ATTEMPT, OUR_ROLLOUT, Client, Found
 from lightning_otel.dataset import Store
@@ -48,7 +48,7 @@ class HandOverCounts:
     left_out: Counter[str] = field(default_factory=Counter)  # spans that cannot be sent, by reason
 
 
-class _Place(NamedTuple):
+class _StepKey(NamedTuple):
     rollout_id: str
     attempt_id: str
     is_new: bool = False
@@ -82,7 +82,7 @@ def hand_over(
         StoreError: It does not answer or take them; what it took is not sent twice.
     """
     opened = store if isinstance(store, Store) else Store(store)
-    selection = Selection.of(keywords)
+    selection = StepSelection.of(keywords)
     client = Client(url, timeout_s=timeout_s)
     client.check()
     with_content = config.content().is_exported if content is None else content
@@ -117,33 +117,33 @@ def hand_over(
     return counts
 
 
-def _find_theirs(client: Client, key: AttemptKey) -> _Place:
+def _find_theirs(client: Client, key: AttemptKey) -> _StepKey:
     for attempt in client.attempts(key.rollout_id):
         if key.attempt_id in (attempt["attempt_id"], str(attempt["sequence_id"])):
-            return _Place(key.rollout_id, attempt["attempt_id"], is_final=True)
+            return _StepKey(key.rollout_id, attempt["attempt_id"], is_final=True)
     raise StoreError(
         f"rollout {key.rollout_id} has no attempt {key.attempt_id!r} at {client.url}; record it "
         "with auto_trace(attempt_id=…) of the attempt there"
     )
 
 
-def _find_ours(client: Client, key: AttemptKey, rollout_id: str) -> _Place:
+def _find_ours(client: Client, key: AttemptKey, rollout_id: str) -> _StepKey:
     free = None
     for attempt in client.attempts(rollout_id):
         our_id = _read_metadata(attempt).get(OUR_ATTEMPT)
         if our_id == key.attempt_id:
-            return _Place(rollout_id, attempt["attempt_id"], is_final=attempt["status"] in FINAL)
+            return _StepKey(rollout_id, attempt["attempt_id"], is_final=attempt["status"] in FINAL)
         if our_id is None and free is None:
             free = attempt["attempt_id"]
     if free is not None:  # what was cut off before it could be said whose it is
-        return _Place(rollout_id, free)
+        return _StepKey(rollout_id, free)
     start = client.start_attempt(rollout_id)
-    return _Place(rollout_id, start["attempt"]["attempt_id"], is_new=True)
+    return _StepKey(rollout_id, start["attempt"]["attempt_id"], is_new=True)
 
 
 def _start_place(
     client: Client, key: AttemptKey, spans: Iterable[Span], counts: HandOverCounts
-) -> _Place:
+) -> _StepKey:
     facts = [span.attributes for span in spans]
     task = next((fact[c.TASK] for fact in facts if c.TASK in fact), None)
     mode = next((fact[c.MODE] for fact in facts if c.MODE in fact), None)
@@ -153,10 +153,12 @@ def _start_place(
         key.rollout_id,
     )
     counts.rollouts += 1
-    return _Place(rollout["rollout_id"], rollout["attempt"]["attempt_id"], is_new=True)
+    return _StepKey(rollout["rollout_id"], rollout["attempt"]["attempt_id"], is_new=True)
 
 
-def _send_attempt(client: Client, place: _Place, spans: list[Span], counts: HandOverCounts) -> None:
+def _send_attempt(
+    client: Client, place: _StepKey, spans: list[Span], counts: HandOverCounts
+) -> None:
     remote_spans = () if place.is_new else client.spans(place.rollout_id, place.attempt_id)
     span_ids = {span["span_id"] for span in remote_spans}
     fresh = [span for span in spans if span.span_id not in span_ids]
@@ -175,7 +177,7 @@ def _send_attempt(client: Client, place: _Place, spans: list[Span], counts: Hand
             batch, size_bytes = [], 0
 
 
-def _make_spans(spans: Iterable[Span], place: _Place, counts: HandOverCounts) -> Iterator[Span]:
+def _make_spans(spans: Iterable[Span], place: _StepKey, counts: HandOverCounts) -> Iterator[Span]:
     stamps = {c.ROLLOUT_ID: place.rollout_id, c.ATTEMPT_ID: place.attempt_id}
     for span in sorted(spans, key=lambda span: (span.start_ns, span.sequence)):
         if span.is_incomplete:

@@ -47,7 +47,7 @@ def rows(
         name: The format's name, as ``names()`` gives it.
         trajectories: What is made into rows, read once. A format that compares rollouts keeps them
             in a temporary file, not in memory.
-        left_out: Told of everything that the format cannot hold.
+        left_out: Callback for each step that the format cannot represent.
         options: Those of the format, such as ``threshold`` of ``kto``.
 
     Raises:

@@ -78,7 +78,7 @@ def _plain_value(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else list(value)
 
 
-class Pair(NamedTuple):
+class PreferencePair(NamedTuple):
     """Two answers to one prompt, the first one worth more."""
 
     chosen: Transition
@@ -88,7 +88,7 @@ class Pair(NamedTuple):
 def pair_rows(
     trajectories: Iterable[Trajectory],
     gap: float,
-    row_of: Callable[[Pair], Row],
+    row_of: Callable[[PreferencePair], Row],
     notes: Callable[[Transition], Iterator[LeftOut]],
 ) -> Made:
     """Yield a row for each pair of answers to a prompt: the best with the worst, and so inwards.
@@ -117,7 +117,7 @@ def pair_rows(
                 yield from make_row(row_of, pair, pair, notes)
 
 
-def _pair_steps(steps: list[Transition], gap: float) -> Iterator[Pair | LeftOut]:
+def _pair_steps(steps: list[Transition], gap: float) -> Iterator[PreferencePair | LeftOut]:
     if len(steps) == 1:
         yield LeftOut(steps[0], ALONE)
         return
@@ -131,7 +131,7 @@ def _pair_steps(steps: list[Transition], gap: float) -> Iterator[Pair | LeftOut]
         if better.action[:1] == worse.action[:1]:
             yield from (LeftOut(better, SAME), LeftOut(worse, SAME))
         else:
-            yield Pair(better, worse)
+            yield PreferencePair(better, worse)
         low, high = low + 1, high - 1
     for step in ranked[low : high + 1]:
         yield LeftOut(step, NO_GAP)

@@ -18,7 +18,7 @@ from lightning_otel.dataset.formats.format import (
     reward_fault,
     step_rows,
 )
-from lightning_otel.dataset.formats.groups import Pair, pair_rows
+from lightning_otel.dataset.formats.groups import PreferencePair, pair_rows
 from lightning_otel.messages.chat import messages_of, tools_of
 from lightning_otel.types import Message, Trajectory, Transition
 
@@ -46,7 +46,7 @@ def make_sft(trajectories: Iterable[Trajectory], *, threshold: float | None = No
 def make_dpo(trajectories: Iterable[Trajectory], *, gap: float = 0.0) -> Made:
     """Return one row a pair of answers to a prompt whose rewards differ by the gap at least."""
 
-    def row_of(pair: Pair) -> Row:
+    def row_of(pair: PreferencePair) -> Row:
         return {
             "input": _prompt_row(pair.chosen),
             "preferred_output": [_answer(pair.chosen)],

@@ -36,7 +36,7 @@ from lightning_otel.dataset.formats.format import (
     step_rows,
     with_rewards,
 )
-from lightning_otel.dataset.formats.groups import Pair, pair_rows
+from lightning_otel.dataset.formats.groups import PreferencePair, pair_rows
 from lightning_otel.dataset.tokenizers import ChatTemplate, load_template
 from lightning_otel.messages import RULES, objects
 from lightning_otel.messages.chat import messages_of, tools_of
@@ -49,14 +49,14 @@ _OTHERS: Final = frozenset({"assistant", *RULES})
 _IN_ROW: Final = "in the row of another trajectory"
 
 
-class _Chat(NamedTuple):
+class _ChatOptions(NamedTuple):
     """Chat as the options of an export want it written."""
 
     arguments: Arguments
     template: ChatTemplate | None
 
     @classmethod
-    def of(cls, arguments: Arguments, template: str) -> "_Chat":
+    def of(cls, arguments: Arguments, template: str) -> "_ChatOptions":
         return cls(arguments, load_template(template) if template else None)
 
     def make_row(self, steps: Sequence[Transition], between: Iterable[Sequence[Message]]) -> Row:
@@ -86,7 +86,7 @@ class _Chat(NamedTuple):
         return {**self.make_row((step,), ()), **origin(step, step.reward)}
 
 
-class _Run(NamedTuple):
+class _StepSequence(NamedTuple):
     """Steps that go on from each other unedited, and what came between."""
 
     steps: list[Transition]
@@ -106,7 +106,7 @@ def make_sft(
     A row begins where the history was edited, holds words of others or further instructions, or a
     tool was changed. Trajectories whose last reward is below the threshold are left out.
     """
-    chat = _Chat.of(arguments, template)
+    chat = _ChatOptions.of(arguments, template)
     attempts = groupby(
         with_rewards(trajectories), lambda item: (item[0].rollout_id, item[0].attempt_id)
     )
@@ -131,11 +131,15 @@ def _key_of(step: Transition) -> object:
 
 
 def _make_rows(
-    trajectory: Trajectory, reward: float | None, chat: _Chat, form: Form, written: set[object]
+    trajectory: Trajectory,
+    reward: float | None,
+    chat: _ChatOptions,
+    form: Form,
+    written: set[object],
 ) -> Made:
     """Yield a trajectory's rows, and add its shared steps to ``written``."""
 
-    def row_of(run: _Run) -> Row:
+    def row_of(run: _StepSequence) -> Row:
         row = chat.make_row(*run)
         if form == "messages":
             turns = [
@@ -157,9 +161,9 @@ def _make_rows(
 
 
 def _find_runs(
-    steps: Iterable[Transition], chat: _Chat, written: Container[object]
-) -> Iterator[_Run | LeftOut]:
-    run = _Run([], [])
+    steps: Iterable[Transition], chat: _ChatOptions, written: Container[object]
+) -> Iterator[_StepSequence | LeftOut]:
+    run = _StepSequence([], [])
     for step in steps:
         addition: Sequence[Message] | str | None = None
         if step.is_shared and _key_of(step) in written:
@@ -170,7 +174,7 @@ def _find_runs(
             addition = attempt(_read_rest, run.steps[-1], step, chat)
         if run.steps and (addition is None or isinstance(addition, str)):
             yield run
-            run = _Run([], [])
+            run = _StepSequence([], [])
         if addition is None and isinstance(row := attempt(chat.make_row, (step,), ()), str):
             addition = row
         if not isinstance(addition, str):
@@ -182,7 +186,9 @@ def _find_runs(
         yield run
 
 
-def _read_rest(before: Transition, step: Transition, chat: _Chat) -> Sequence[Message] | None:
+def _read_rest(
+    before: Transition, step: Transition, chat: _ChatOptions
+) -> Sequence[Message] | None:
     """Return what a prompt adds to the answer before; None where a row begins.
 
     Raises:
@@ -213,7 +219,7 @@ def make_prompt_completion(
 
     The trainer makes its own tokens of it; ``tokens`` holds those that the server sampled.
     """
-    return step_rows(trajectories, _Chat.of(arguments, template).make_answer, note_parts)
+    return step_rows(trajectories, _ChatOptions.of(arguments, template).make_answer, note_parts)
 
 
 def make_kto(
@@ -224,7 +230,7 @@ def make_kto(
     template: str = "",
 ) -> Made:
     """Return one row a step with messages and a reward, good where that reaches the threshold."""
-    chat = _Chat.of(arguments, template)
+    chat = _ChatOptions.of(arguments, template)
 
     def row_of(step: Transition) -> Row:
         if step.reward is None:
@@ -242,9 +248,9 @@ def make_dpo(
     template: str = "",
 ) -> Made:
     """Return one row a pair of answers to a prompt whose rewards differ by the gap at least."""
-    chat = _Chat.of(arguments, template)
+    chat = _ChatOptions.of(arguments, template)
 
-    def row_of(pair: Pair) -> Row:
+    def row_of(pair: PreferencePair) -> Row:
         row, rejected = map(chat.make_answer, pair)
         row["chosen"] = row.pop("completion")
         names = {"completion": "rejected", **{name: f"rejected_{name}" for name in _REJECTED}}

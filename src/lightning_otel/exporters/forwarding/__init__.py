@@ -11,7 +11,7 @@ from opentelemetry.instrumentation.utils import suppress_instrumentation
 
 from lightning_otel.adapter.interop import to_conventions
 from lightning_otel.errors import LightningOtelError
-from lightning_otel.exporters.forwarding.senders import Answer, GrpcSender, HttpSender, Verdict
+from lightning_otel.exporters.forwarding.senders import Disposition, GrpcSender, HttpSender, Receipt
 from lightning_otel.store.engines.otlp import UnsendableError, encode_request
 from lightning_otel.store.follow import POLL_S, Follower
 from lightning_otel.types import Span
@@ -141,11 +141,11 @@ class Forwarder:
                 self._parts = [spans]
             part = self._parts[-1]
             sent = [span for span in part if c.SUPPRESSED not in span.attributes]
-            answer = self._answer_to(sent) if sent else Answer(Verdict.DELIVERED)
+            answer = self._answer_to(sent) if sent else Receipt(Disposition.DELIVERED)
             if answer is None:
                 return False
             self._parts.pop()
-            is_delivered = answer.verdict is Verdict.DELIVERED
+            is_delivered = answer.verdict is Disposition.DELIVERED
             if not is_delivered and len(part) > 1:
                 half = len(part) // 2
                 self._parts += [part[half:], part[:half]]
@@ -157,23 +157,23 @@ class Forwarder:
                 self.rejected[answer.reason] += rejected
             self._follower.commit(part)
 
-    def _answer_to(self, part: list[Span]) -> Answer | None:
+    def _answer_to(self, part: list[Span]) -> Receipt | None:
         """Return what the endpoint says of some spans at last; None if told not to wait."""
         try:
             body = self._encode(part)
         except UnsendableError as exc:
-            return Answer(Verdict.BAD, str(exc))
+            return Receipt(Disposition.BAD, str(exc))
         is_last_try = self._hurried.is_set()
         while True:
             answer = self._send_body(body)
             if (
-                answer.verdict is Verdict.BAD
-                and self._send_body(b"").verdict is not Verdict.DELIVERED
+                answer.verdict is Disposition.BAD
+                and self._send_body(b"").verdict is not Disposition.DELIVERED
             ):
                 # Not even nothing at all is good: it is not the spans' fault.
-                answer = Answer(Verdict.LATER, answer.reason)
+                answer = Receipt(Disposition.LATER, answer.reason)
             self._note_answer(answer)
-            if answer.verdict is not Verdict.LATER:
+            if answer.verdict is not Disposition.LATER:
                 return answer
             if is_last_try:
                 return None
@@ -183,22 +183,22 @@ class Forwarder:
         sent = [to_conventions(span, with_content=self._with_content) for span in part]
         return encode_request(sent, with_content=self._with_content)
 
-    def _send_body(self, body: bytes) -> Answer:
+    def _send_body(self, body: bytes) -> Receipt:
         self._asked_s = time.monotonic()
         try:
             return self._sender.send(body)
         finally:
             self._asked_s = None
 
-    def _note_answer(self, answer: Answer) -> None:
-        last_error = answer.reason if answer.verdict is Verdict.LATER else ""
+    def _note_answer(self, answer: Receipt) -> None:
+        last_error = answer.reason if answer.verdict is Disposition.LATER else ""
         self._is_answering = not answer.is_silent
         self._tries = self._tries + 1 if last_error else 0
         if last_error != self.last_error:
             self.last_error = last_error
             self._on_error(last_error)
 
-    def _wait_s(self, answer: Answer) -> float:
+    def _wait_s(self, answer: Receipt) -> float:
         longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** min(self._tries - 1, 10))
         wait_s = random.uniform(longest / 2, longest)
         return max(wait_s, min(answer.wait_s, _LONGEST_ASKED_S))

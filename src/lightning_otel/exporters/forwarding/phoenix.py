@@ -16,7 +16,7 @@ from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.config import OtlpEndpoint
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
-from lightning_otel.exporters.forwarding.senders import Answer, HttpSender, Verdict
+from lightning_otel.exporters.forwarding.senders import Disposition, HttpSender, Receipt
 from lightning_otel.store.engines.otlp import UnsendableError
 from lightning_otel.types import Reward, Span
 from lightning_otel.types import conventions as c
@@ -70,7 +70,7 @@ class PhoenixSender(HttpSender):
         self._session.headers["Content-Type"] = "application/json"
         self._missing = (b"", 0)
 
-    def send(self, body: bytes) -> Answer:
+    def send(self, body: bytes) -> Receipt:
         """Send annotations; those of spans that are not there may be sent again some times."""
         answer = super().send(body or b'{"data":[]}')
         for wait_s in _LANDING_S if body else ():
@@ -79,12 +79,12 @@ class PhoenixSender(HttpSender):
             time.sleep(wait_s)
             answer = super().send(body)
         if answer.reason.startswith(("HTTP 422", "HTTP 409")):
-            return replace(answer, verdict=Verdict.BAD)
+            return replace(answer, verdict=Disposition.BAD)
         if body and answer.reason.startswith("HTTP 404"):
             tries = self._missing[1] + 1 if self._missing[0] == body else 1
             self._missing = (body, tries)
             if tries >= _MOST_MISSING:
-                return replace(answer, verdict=Verdict.BAD)
+                return replace(answer, verdict=Disposition.BAD)
         return answer
 
 

@@ -25,7 +25,7 @@ _PATH: Final = "/v1/traces"
 _EXPORT: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
-class Verdict(enum.Enum):
+class Disposition(enum.Enum):
     """An endpoint's verdict on a request."""
 
     DELIVERED = "delivered"
@@ -36,11 +36,11 @@ class Verdict(enum.Enum):
     """Something in it will never be taken."""
 
 
-_VERDICTS: Final = {400: Verdict.BAD, 413: Verdict.TOO_LARGE}
+_VERDICTS: Final = {400: Disposition.BAD, 413: Disposition.TOO_LARGE}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Receipt:
     """An endpoint's answer.
 
     Attributes:
@@ -50,7 +50,7 @@ class Answer:
         is_silent: Whether there was no answer at all.
     """
 
-    verdict: Verdict
+    verdict: Disposition
     reason: str = ""
     rejected: int = 0
     wait_s: float = 0.0
@@ -98,7 +98,7 @@ class HttpSender:
             pair = endpoint.client_certificate, endpoint.client_key
             self._session.cert = pair if endpoint.client_key else endpoint.client_certificate
 
-    def send(self, body: bytes) -> Answer:
+    def send(self, body: bytes) -> Receipt:
         """Send one request; never raises for what the endpoint does."""
         try:
             with self._session.post(
@@ -110,10 +110,10 @@ class HttpSender:
             ) as answer:
                 return _read_answer(answer)
         except (*self._failures, OSError, ValueError) as exc:
-            return Answer(Verdict.LATER, _innermost_cause(exc), is_silent=True)
+            return Receipt(Disposition.LATER, _innermost_cause(exc), is_silent=True)
 
 
-def _read_answer(answer: Any) -> Answer:
+def _read_answer(answer: Any) -> Receipt:
     # Decompressed as it is read, and never more than so much of it.
     answer.raw.decode_content = True
     text: bytes = answer.raw.read(_MAX_ANSWER_BYTES + 1)
@@ -128,10 +128,10 @@ def _read_answer(answer: Any) -> Answer:
     elif 300 <= status < 400 and (place := answer.headers.get("Location")):
         reason = f"{reason}, a redirect to {place}"
     wait_s = _wait_s(answer.headers.get("Retry-After"))
-    return Answer(_VERDICTS.get(status, Verdict.LATER), reason[:_MAX_REASON], wait_s=wait_s)
+    return Receipt(_VERDICTS.get(status, Disposition.LATER), reason[:_MAX_REASON], wait_s=wait_s)
 
 
-def _read_success(text: bytes, kind: str) -> Answer:
+def _read_success(text: bytes, kind: str) -> Receipt:
     response = ExportTraceServiceResponse()
     try:
         if kind == "application/json":
@@ -139,14 +139,16 @@ def _read_success(text: bytes, kind: str) -> Answer:
         elif kind in ("application/x-protobuf", "application/octet-stream", "") or not text:
             response.ParseFromString(text)
         else:
-            return Answer(Verdict.LATER, f"the answer is {kind}, not OTLP's; is the URL right?")
+            return Receipt(
+                Disposition.LATER, f"the answer is {kind}, not OTLP's; is the URL right?"
+            )
     except (DecodeError, json_format.ParseError, ValueError):
-        return Answer(Verdict.LATER, "the answer is not OTLP's; is the URL right?")
+        return Receipt(Disposition.LATER, "the answer is not OTLP's; is the URL right?")
     partial = response.partial_success
     if partial.rejected_spans <= 0:
-        return Answer(Verdict.DELIVERED)
+        return Receipt(Disposition.DELIVERED)
     reason = f"partial success: {partial.error_message or 'without a reason'}"[:_MAX_REASON]
-    return Answer(Verdict.DELIVERED, reason, rejected=partial.rejected_spans)
+    return Receipt(Disposition.DELIVERED, reason, rejected=partial.rejected_spans)
 
 
 def _read_failure(text: bytes, kind: str) -> str:
@@ -207,7 +209,7 @@ class GrpcSender:
             channel = grpc.insecure_channel(parts.netloc, compression=algorithm)
         self._export = channel.unary_unary(_EXPORT)
 
-    def send(self, body: bytes) -> Answer:
+    def send(self, body: bytes) -> Receipt:
         """Send one request."""
         code = self._grpc.StatusCode
         try:
@@ -215,9 +217,9 @@ class GrpcSender:
         except self._grpc.RpcError as exc:
             reason = f"gRPC {exc.code().name}: {exc.details()}"[:_MAX_REASON]
             if exc.code() is code.INVALID_ARGUMENT:
-                return Answer(Verdict.BAD, reason)
+                return Receipt(Disposition.BAD, reason)
             # The one of two meanings that waiting does not help.
             if exc.code() is code.RESOURCE_EXHAUSTED and "larger than max" in (exc.details() or ""):
-                return Answer(Verdict.TOO_LARGE, reason)
-            return Answer(Verdict.LATER, reason, is_silent=True)
+                return Receipt(Disposition.TOO_LARGE, reason)
+            return Receipt(Disposition.LATER, reason, is_silent=True)
         return _read_success(text, "application/x-protobuf")

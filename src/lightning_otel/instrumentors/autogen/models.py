@@ -43,7 +43,7 @@ def is_delegate(cls: type) -> bool:
     return cls.__module__ in _DELEGATES
 
 
-class ModelRun(runs.Run):
+class ModelRun(runs.AutoGenRun):
     """A call of a model, which may give its answer in pieces before the whole of it."""
 
     def __init__(self, operation: operations.Operation, context: Context) -> None:

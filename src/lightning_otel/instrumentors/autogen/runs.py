@@ -39,11 +39,11 @@ SERVER_TOOL_PARAMETERS: Final = ("name", "arguments", "cancellation_token", "cal
 _RESULT_FIELDS: Final = frozenset({"chat_message", "stop_reason", "finish_reason"})
 """Fields by which a stream's result, of an agent, a team or a model, is told from other items."""
 
-_teams: weakref.WeakValueDictionary[str, "Run"] = weakref.WeakValueDictionary()
+_teams: weakref.WeakValueDictionary[str, "AutoGenRun"] = weakref.WeakValueDictionary()
 """The run of each team that is running, by the team's id."""
 
 
-class Run(steps.Step):
+class AutoGenRun(steps.FrameworkStep):
     """A step of AutoGen's, which may give its result as the item of a stream."""
 
     def note_item(self, item: Any) -> None:
@@ -53,7 +53,7 @@ class Run(steps.Step):
             self.read(self.operation, item)
 
 
-class ToolRun(steps.Step):
+class ToolRun(steps.FrameworkStep):
     """A run of a tool; the last item of its stream is its result."""
 
     _last: Any = None
@@ -90,12 +90,12 @@ def skip_span(*_: Any, **__: Any) -> AbstractContextManager[Span]:
 # --- agents ---------------------------------------------------------------------------------------
 
 
-def begin_agent(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
+def begin_agent(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AutoGenRun:
     """Begin the run of ``BaseChatAgent.run`` or ``run_stream``."""
     return _begin_agent(args[0], kwargs.get("task"))
 
 
-def begin_turn(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
+def begin_turn(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AutoGenRun | None:
     """Begin that of ``on_messages`` or its stream, which a team or the program itself calls."""
     agent, turn = args[0], otel_context.get_value(_TURN_KEY)
     if turn == id(agent):
@@ -104,7 +104,7 @@ def begin_turn(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
     return _begin_agent(agent, messages, turn if isinstance(turn, str) else None)
 
 
-def _begin_agent(agent: Any, task: object, agent_id: str | None = None) -> Run:
+def _begin_agent(agent: Any, task: object, agent_id: str | None = None) -> AutoGenRun:
     name = agent.name
     operation, context = _start(
         c.INVOKE_AGENT,
@@ -113,7 +113,9 @@ def _begin_agent(agent: Any, task: object, agent_id: str | None = None) -> Run:
         {c.INPUT_MESSAGES: messages.chat_messages(task, "user")},
     )
     # By identity alone: a context may outlive the agent, and must not keep it.
-    return Run(operation, otel_context.set_value(_TURN_KEY, id(agent), context), _keep_answer)
+    return AutoGenRun(
+        operation, otel_context.set_value(_TURN_KEY, id(agent), context), _keep_answer
+    )
 
 
 def _keep_answer(operation: operations.Operation, result: Any) -> None:
@@ -154,7 +156,7 @@ def _end_creation(operation: operations.Operation) -> Iterator[Span]:
 # --- teams ----------------------------------------------------------------------------------------
 
 
-def begin_team(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
+def begin_team(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AutoGenRun:
     """Begin the run of ``BaseGroupChat.run_stream``, which ``run`` goes through too."""
     name, team_id = args[0].name, args[0]._team_id
     operation, context = _start(
@@ -163,7 +165,7 @@ def begin_team(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
         {},
         {c.INPUT_MESSAGES: messages.chat_messages(kwargs.get("task"), "user")},
     )
-    run = Run(operation, context, _keep_outcome)
+    run = AutoGenRun(operation, context, _keep_outcome)
     running = _teams.get(team_id)
     # A team that is running refuses to run again: what it does still belongs to its first run.
     if running is None or running.operation.is_over:
@@ -270,7 +272,7 @@ def begin_delivery(
     return wrappers.ContextRun(first_sender if is_published else sender)
 
 
-def begin_message(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
+def begin_message(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AutoGenRun | None:
     """Begin an agent's handling of a message, in ``RoutedAgent.on_message_impl``."""
     agent, message = args[0], wrappers.bind_names(("message",), args, kwargs).get("message")
     is_part = any(cls.__name__ in _WITHOUT_SPAN for cls in type(agent).__mro__)
@@ -283,4 +285,4 @@ def begin_message(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | Non
     body = {c.INPUT_MESSAGES: messages.chat_messages(message, "user")}
     operation, context = _start(c.INVOKE_AGENT, agent.id.type, described, body)
     entry = _entry_of(otel_context.get_current())
-    return Run(operation, otel_context.set_value(_ENTRY_KEY, entry, context), _keep_message)
+    return AutoGenRun(operation, otel_context.set_value(_ENTRY_KEY, entry, context), _keep_message)

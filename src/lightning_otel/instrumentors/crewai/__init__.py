@@ -15,15 +15,15 @@ from lightning_otel.capture import operations, read_attribute
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.steps import (
     Arguments,
+    FrameworkStep,
     ModelCall,
-    Step,
     begin_owned_step,
     begin_tool_step,
     bind_step,
     input_content,
     output_content,
 )
-from lightning_otel.instrumentors.wrappers import Begin, Run, bind_names, wrap_call
+from lightning_otel.instrumentors.wrappers import Begin, WrappedRun, bind_names, wrap_call
 from lightning_otel.messages import (
     field_of,
     message,
@@ -94,7 +94,7 @@ def _is_seen_elsewhere(cls: type) -> bool:
     return cls.__name__ == "BaseLLM" or any(base.__name__ == _BY_OPENAI for base in cls.__mro__)
 
 
-def _begin_crew(owner: Any, arguments: Arguments, name: str = "crew") -> Step | None:
+def _begin_crew(owner: Any, arguments: Arguments, name: str = "crew") -> FrameworkStep | None:
     """Begin a crew; a crew that streams calls itself again, not streaming, on a thread."""
     if owner.stream or arguments.get("from_checkpoint") is not None:
         return None
@@ -105,14 +105,14 @@ def _begin_crew(owner: Any, arguments: Arguments, name: str = "crew") -> Step | 
     )
 
 
-def _begin_flow(owner: Any, arguments: Arguments) -> Step | None:
+def _begin_flow(owner: Any, arguments: Arguments) -> FrameworkStep | None:
     """Begin a program's flow; CrewAI's own flows, such as every agent's loop, are none."""
     kind = type(owner)
     is_internal = kind.__module__.partition(".")[0] == "crewai"
     return None if is_internal else _begin_crew(owner, arguments, kind.__name__)
 
 
-def _begin_task(owner: Any, _: Arguments) -> Step | None:
+def _begin_task(owner: Any, _: Arguments) -> FrameworkStep | None:
     """Begin a task, within which its agent acts, again where a guardrail asks for it."""
     description = read_word(owner.description)
     name = read_word(owner.name) or description or "task"
@@ -121,25 +121,25 @@ def _begin_task(owner: Any, _: Arguments) -> Step | None:
     return begin_owned_step(owner, c.EXECUTE_TASK, title, body=body)
 
 
-def _begin_agent(owner: Any, arguments: Arguments) -> Step | None:
+def _begin_agent(owner: Any, arguments: Arguments) -> FrameworkStep | None:
     """Begin an agent at a task; tried again after an error it is still the same step."""
     prompt = read_word(getattr(arguments.get("task"), "description", None))
     return _begin_role(owner, prompt)
 
 
-def _begin_alone(owner: Any, arguments: Arguments) -> Step | None:
+def _begin_alone(owner: Any, arguments: Arguments) -> FrameworkStep | None:
     if arguments.get("from_checkpoint") is not None:
         return None
     return _begin_role(owner, text_of(arguments.get("messages")))
 
 
-def _begin_role(agent: Any, prompt: str | None) -> Step | None:
+def _begin_role(agent: Any, prompt: str | None) -> FrameworkStep | None:
     return begin_owned_step(
         agent, c.INVOKE_AGENT, _role_of(agent) or "agent", body=input_content(prompt)
     )
 
 
-def _begin_alone_here(owner: Any, arguments: Arguments) -> Step | None:
+def _begin_alone_here(owner: Any, arguments: Arguments) -> FrameworkStep | None:
     """Begin an agent without a crew, except in an event loop, where it only makes a coroutine."""
     try:
         asyncio.get_running_loop()
@@ -155,7 +155,7 @@ def _keep_output(operation: operations.Operation, result: Any) -> None:
     operation.body.update(output_content(raw if isinstance(raw, str) else text_of(result)))
 
 
-def _begin_tool_call(owner: Any, arguments: Arguments) -> Step | None:
+def _begin_tool_call(owner: Any, arguments: Arguments) -> FrameworkStep | None:
     call = arguments.get("tool_call", owner)
     agent = arguments.get("agent", getattr(owner, "agent", None))
     call_id, name, tool_input = _read_call(call)
@@ -184,7 +184,7 @@ def _keep_call_result(operation: operations.Operation, result: Any) -> None:
         operation.fail_with(kind or "tool_error", read_word(field_of(failure, "message")) or "")
 
 
-def _begin_tool(owner: Any, arguments: Arguments) -> Step | None:
+def _begin_tool(owner: Any, arguments: Arguments) -> FrameworkStep | None:
     name = read_word(owner.name) or "tool"
     return begin_tool_step(owner, name, arguments.get("input"), call_id=None, agent=None)
 
@@ -197,7 +197,7 @@ def _role_of(agent: Any) -> str | None:
     return read_word(read_attribute(agent, "role"))
 
 
-def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
+def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> WrappedRun | None:
     if operations.unclaimed_call() is not None:
         return None
     model, messages = args[0], bind_names(("messages",), args, kwargs).get("messages")
@@ -205,12 +205,12 @@ def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
     attributes: dict[str, AttributeValue] = {key: value for key, value in facts if read_word(value)}
     items = [{"content": messages}] if isinstance(messages, str) else objects(messages)
     prompt = text_of([read_message(item) for item in items])  # before the span, which must end then
-    call = _Call(c.CHAT, str(model.model), attributes)
+    call = _CrewAICall(c.CHAT, str(model.model), attributes)
     call.operation.body[c.INPUT_MESSAGES] = prompt
     return call
 
 
-class _Call(ModelCall):
+class _CrewAICall(ModelCall):
     def fill(self, answer: Any) -> None:
         if type(answer) is list:
             parts = [tool_call_part(*_read_call(call)) for call in answer]

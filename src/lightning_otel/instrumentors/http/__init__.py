@@ -34,10 +34,10 @@ from lightning_otel.instrumentors.model_requests import (
     session_of,
     within_session,
 )
-from lightning_otel.instrumentors.wrappers import Run
+from lightning_otel.instrumentors.wrappers import WrappedRun
 from lightning_otel.types import conventions as c
 
-E = TypeVar("E", bound="Exchange")
+E = TypeVar("E", bound="HttpExchange")
 
 RECORDED: Final = "x-lightning-otel-recorded"
 """The header of requests that are recorded here: ``run --proxy`` takes it off, and records none."""
@@ -78,7 +78,7 @@ class Sent(NamedTuple):
     start_ns: int | None = None
 
 
-class SdkCall(Run):
+class SdkCall(WrappedRun):
     """A call of an SDK with retries: all its requests are one call."""
 
     def __init__(self) -> None:
@@ -107,12 +107,12 @@ class HttpRequest(ModelRequest):
     Of its attempts only the ``latest`` counts.
     """
 
-    latest: "Exchange | None" = None
+    latest: "HttpExchange | None" = None
     sdk_call: SdkCall | None = None
     changes: Changes | None = None
     _answer: tuple[bytes | None, dict[str, Any]] | None = None
 
-    def begin_attempt(self, exchange: "Exchange") -> None:
+    def begin_attempt(self, exchange: "HttpExchange") -> None:
         """Let a new attempt count, and not what the one before it gave."""
         self.latest, self._answer = exchange, None
 
@@ -139,7 +139,7 @@ class HttpRequest(ModelRequest):
         self.latest = self.sdk_call = self.changes = self._answer = None
 
 
-class Exchange(Run):
+class HttpExchange(WrappedRun):
     """One HTTP request and its answer: an attempt at a request to a model.
 
     Where the server refuses to be asked for token ids, it is sent the ``fallback``.

@@ -11,7 +11,7 @@ import wrapt
 from lightning_otel import capture
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.body import BodyRecorder
-from lightning_otel.instrumentors.http import Exchange, Sent, begin_request, take_name
+from lightning_otel.instrumentors.http import HttpExchange, Sent, begin_request, take_name
 from lightning_otel.instrumentors.wrappers import bind_names, wrap_call
 
 _READS: Final = ("read", "readany", "readline", "readuntil", "readexactly", "readchunk")
@@ -31,7 +31,7 @@ class AiohttpInstrumentor(LibraryInstrumentor):
         self.wrap(module.ClientSession, "_request", wrap_call(self.if_active(_begin_request)))
 
 
-class _Exchange(Exchange):
+class _AiohttpExchange(HttpExchange):
     def succeed(self, result: Any) -> None:
         self.note_status(result.status)
         recorder = self.record_body()
@@ -40,11 +40,11 @@ class _Exchange(Exchange):
         if result.content.at_eof():
             recorder.finish(is_whole=True)
             return
-        result.content = _Reader(result.content, recorder)
+        result.content = _BodyReader(result.content, recorder)
         result.__class__ = _recorded_class(type(result))  # type: ignore[arg-type]  # a class has a hash
 
 
-def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange | None:
+def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> HttpExchange | None:
     values = bind_names(("method", "url"), args[:3], kwargs)
     method = values["method"]
     if method.upper() != "POST":
@@ -63,12 +63,12 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
         return (args[0], method, url), {**options, "data": content, "headers": headers}
 
     sent = Sent(url, lambda: content, values.get("headers") or {}, write)
-    return begin_request("aiohttp", sent, _Exchange)
+    return begin_request("aiohttp", sent, _AiohttpExchange)
 
 
 @lru_cache(8)
 def _recorded_class(cls: Any) -> Any:
-    class Recorded(cls):  # type: ignore[misc]  # the library's own
+    class RecordedResponse(cls):  # type: ignore[misc]  # the library's own
         __slots__ = ()
 
         def close(self) -> None:
@@ -83,10 +83,10 @@ def _recorded_class(cls: Any) -> Any:
             finally:
                 capture.guard_call(self.content.note_close)
 
-    return take_name(Recorded, cls)
+    return take_name(RecordedResponse, cls)
 
 
-class _Reader(wrapt.ObjectProxy[Any]):
+class _BodyReader(wrapt.ObjectProxy[Any]):
     def __init__(self, reader: Any, recorder: BodyRecorder) -> None:
         super().__init__(reader)
         self._self_recorder = recorder
@@ -136,6 +136,6 @@ def _make_walk(name: str) -> Any:
 
 
 for _name in _READS:
-    setattr(_Reader, _name, _make_read(_name))
+    setattr(_BodyReader, _name, _make_read(_name))
 for _name in _WALKS:
-    setattr(_Reader, _name, _make_walk(_name))
+    setattr(_BodyReader, _name, _make_walk(_name))

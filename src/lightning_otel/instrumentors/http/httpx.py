@@ -12,7 +12,7 @@ from typing import Any
 from lightning_otel import capture
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.body import BodyRecorder
-from lightning_otel.instrumentors.http import Exchange, Sent, begin_request
+from lightning_otel.instrumentors.http import HttpExchange, Sent, begin_request
 from lightning_otel.instrumentors.wrappers import wrap_call
 
 
@@ -45,7 +45,7 @@ class HTTPX2Instrumentor(_TransportInstrumentor):
         return {"httpx2": self._patch_transports}
 
 
-class _Exchange(Exchange):
+class _HttpxExchange(HttpExchange):
     _response_class: Any = None
     _coding = ""
 
@@ -69,7 +69,7 @@ class _Exchange(Exchange):
         return bytes(self._response_class(200, headers=headers, content=body).content)
 
 
-def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange | None:
+def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> HttpExchange | None:
     request = args[1] if len(args) > 1 else kwargs["request"]
     if request.method != "POST":
         return None
@@ -85,13 +85,13 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
         return (args[0], copy), {}
 
     sent = Sent(str(request.url), lambda: _content_of(request), request.headers, write)
-    exchange = begin_request(library, sent, _Exchange)
+    exchange = begin_request(library, sent, _HttpxExchange)
     if exchange is not None and _content_of(request) is None:
         capture.guard_call(_read_as_it_goes, request, exchange)
     return exchange
 
 
-def _read_as_it_goes(request: Any, exchange: Exchange) -> None:
+def _read_as_it_goes(request: Any, exchange: HttpExchange) -> None:
     def ended(body: bytes, **how: Any) -> None:
         exchange.take_sent(body, str(request.url))
 
@@ -111,7 +111,7 @@ def _stream_base(stream: Any) -> type:
     return next(cls for cls in type(stream).__mro__ if cls.__name__ in names)
 
 
-class _Recorded:
+class _RecordedStream:
     def __init__(self, stream: Any, recorder: BodyRecorder) -> None:
         self._stream = stream
         self._recorder = recorder
@@ -140,4 +140,4 @@ class _Recorded:
 
 @lru_cache(8)
 def _recorded_class(base: Any) -> Any:
-    return type("RecordedByteStream", (_Recorded, base), {})
+    return type("RecordedByteStream", (_RecordedStream, base), {})

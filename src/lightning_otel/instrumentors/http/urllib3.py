@@ -14,7 +14,7 @@ from lightning_otel import capture
 from lightning_otel.capture import operations
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.body import BodyRecorder
-from lightning_otel.instrumentors.http import Exchange, Sent, begin_request, take_name
+from lightning_otel.instrumentors.http import HttpExchange, Sent, begin_request, take_name
 from lightning_otel.instrumentors.model_requests import open_request
 from lightning_otel.instrumentors.wrappers import bind_names, wrap_call
 
@@ -34,7 +34,7 @@ class Urllib3Instrumentor(LibraryInstrumentor):
         self.wrap(module.HTTPConnectionPool, "urlopen", wrap_call(self.if_active(_begin_request)))
 
 
-class _Exchange(Exchange):
+class _Urllib3Exchange(HttpExchange):
     is_preloaded = True
 
     def succeed(self, result: Any) -> None:
@@ -49,11 +49,11 @@ class _Exchange(Exchange):
             recorder.keep(result.data)
             recorder.finish(is_whole=True)
         else:
-            result._lightning_otel = _Reading(recorder)
+            result._lightning_otel = _ResponseReading(recorder)
             result.__class__ = _recorded_class(type(result))  # type: ignore[arg-type]  # a class has a hash
 
 
-def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange | None:
+def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> HttpExchange | None:
     values = bind_names(_NAMES, args, kwargs)
     if values["method"].upper() != "POST":
         return None
@@ -72,13 +72,13 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
 
     fields = values.get("headers") or pool.headers or {}
     sent = Sent(url, lambda: values.get("body"), fields, write, can_move=False)
-    exchange = begin_request("urllib3", sent, _Exchange)
-    if isinstance(exchange, _Exchange):
+    exchange = begin_request("urllib3", sent, _Urllib3Exchange)
+    if isinstance(exchange, _Urllib3Exchange):
         exchange.is_preloaded = values.get("preload_content", True)
     return exchange
 
 
-class _Reading:
+class _ResponseReading:
     """Reads one response; the outermost of its nested methods has the program's bytes."""
 
     def __init__(self, recorder: BodyRecorder) -> None:

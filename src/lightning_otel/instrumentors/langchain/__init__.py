@@ -179,7 +179,7 @@ def _within_run(original: Any) -> Any:
     return _set_config_context
 
 
-def _run_of(config: Any) -> runs.Run | None:
+def _run_of(config: Any) -> runs.LangChainRun | None:
     return runs.find(getattr(config.get("callbacks"), "parent_run_id", None))
 
 

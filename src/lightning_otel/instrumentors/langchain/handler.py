@@ -74,7 +74,7 @@ class Handler:
     def __deepcopy__(self, memo: object) -> "Handler":
         return self
 
-    def parent(self, parent_run_id: UUID | None) -> tuple[runs.Run | None, bool]:
+    def parent(self, parent_run_id: UUID | None) -> tuple[runs.LangChainRun | None, bool]:
         """A run's parent, if it is known, and whether the run should become a span."""
         run = runs.find(parent_run_id)
         return run, run is not None or self.is_wanted()
@@ -102,7 +102,7 @@ class Handler:
         name = title = name or _serialized_name(serialized) or "chain"
         tags, metadata = tags or (), metadata or {}
         is_outermost = parent_run_id is None
-        run = runs.Run(name, runs.context_in(parent))
+        run = runs.LangChainRun(name, runs.context_in(parent))
         run.agent, run.integration = metadata.get("lc_agent_name"), metadata.get("ls_integration")
         attributes: Attributes = {}
         if any(tag.startswith(_NODE_TAG) for tag in tags):
@@ -209,7 +209,7 @@ class Handler:
             attributes,
             parent=runs.context_in(parent),
         )
-        run = runs.Run(name, operation.context, operation)
+        run = runs.LangChainRun(name, operation.context, operation)
         if parent is not None:
             run.agent, run.integration = parent.agent, parent.integration
         runs.add(run_id, run)
@@ -234,7 +234,7 @@ class Handler:
 
     def _start_stream(
         self,
-        place: runs.Place,
+        place: runs.RunPlace,
         content: Sequence[Any],
         *,
         run_id: UUID,
@@ -266,7 +266,7 @@ class Handler:
             capture.guard_call(run.call.end, response, error)
 
 
-def _graph_of(run: runs.Run, parent: runs.Run | None) -> str | None:
+def _graph_of(run: runs.LangChainRun, parent: runs.LangChainRun | None) -> str | None:
     """Return the graph's operation of a run; inherited metadata does not count."""
     if run.agent is not None and (
         parent is None or parent.agent != run.agent or run.name == run.agent
@@ -277,7 +277,7 @@ def _graph_of(run: runs.Run, parent: runs.Run | None) -> str | None:
     return None
 
 
-def _acts_itself(run: runs.Run, node: str) -> bool:
+def _acts_itself(run: runs.LangChainRun, node: str) -> bool:
     """Return whether a node of a run acts under its own name, and not as the run's agent.
 
     A named graph whose first node is that of prebuilt agents or middleware is an agent; only

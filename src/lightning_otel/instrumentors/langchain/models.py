@@ -54,7 +54,7 @@ _OWN_ID: Final = ("lc_run-", "run-")
 """How the ids begin that LangChain gives to answers without one."""
 
 
-class ModelCall(steps.ModelCall):
+class LangChainCall(steps.ModelCall):
     """One call of a model, which is also the run of the method that asks it."""
 
     def __init__(
@@ -88,7 +88,7 @@ class ModelCall(steps.ModelCall):
         self._given = content
         self._metadata = metadata
         self._tools = tools
-        run = runs.Run("", self.context)
+        run = runs.LangChainRun("", self.context)
         run.agent, run.integration = metadata.get("lc_agent_name"), metadata.get("ls_integration")
         if is_stream:
             self.operation.attributes[c.REQUEST_STREAM] = True
@@ -164,15 +164,17 @@ def _read_facts(
 def begin_stream(operation: str) -> Begin:
     """Return what begins the place of a model's stream."""
 
-    def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> runs.Place:
-        place = runs.Place()
-        place.begin_stream = functools.partial(ModelCall, args[0], operation, kwargs.get("tools"))
+    def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> runs.RunPlace:
+        place = runs.RunPlace()
+        place.begin_stream = functools.partial(
+            LangChainCall, args[0], operation, kwargs.get("tools")
+        )
         return place
 
     return begin
 
 
-class _EventsPlace(runs.Place):
+class _EventsPlace(runs.RunPlace):
     """The place of one answer's events, which LangChain adds up itself."""
 
     def __init__(self, answer: Any) -> None:
@@ -186,7 +188,7 @@ class _EventsPlace(runs.Place):
         super().over(exc)
 
 
-def begin_events(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> runs.Place | None:
+def begin_events(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> runs.RunPlace | None:
     """Begin the place of ``BaseChatModel._iter_v2_events``, and its call."""
     messages = bind_names(("messages",), args, kwargs)["messages"]
     call = _begin_call(args[0], c.CHAT, kwargs.get("run_manager"), messages, kwargs, is_stream=True)
@@ -197,7 +199,7 @@ def begin_events(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> runs.Place
     return place
 
 
-def begin_chat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:
+def begin_chat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LangChainCall | None:
     """Begin the call of ``BaseChatModel._generate_with_cache``."""
     arguments = bind_names(("messages", "stop", "run_manager"), args, kwargs)
     return _begin_call(args[0], c.CHAT, arguments.get("run_manager"), arguments["messages"], kwargs)
@@ -210,7 +212,7 @@ def note_cache_hit(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         call.attributes[c.OPERATION] = _CACHE_HIT
 
 
-def begin_completion(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:
+def begin_completion(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LangChainCall | None:
     """Begin that of ``BaseLLM._generate_helper``: one request, each of its prompts a run."""
     arguments = bind_names(("prompts", "stop", "run_managers"), args, kwargs)
     managers = arguments.get("run_managers") or [None]
@@ -225,7 +227,7 @@ def _begin_call(
     options: Mapping[str, Any],
     *,
     is_stream: bool = False,
-) -> ModelCall | None:
+) -> LangChainCall | None:
     if manager is None:
         return None
     run = runs.find(manager.run_id)
@@ -242,7 +244,7 @@ def _begin_call(
     parent, is_wanted = handler.parent(manager.parent_run_id)
     if not is_wanted:
         return None
-    return ModelCall(
+    return LangChainCall(
         model,
         operation,
         options.get("tools"),

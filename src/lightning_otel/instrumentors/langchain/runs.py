@@ -2,7 +2,7 @@
 
 Parentage comes from LangChain's run ids alone; the current context only decides whether a span of
 the program's own stands between two runs. LangChain does not always report an end, as of a
-cancelled tool; so a :class:`Place` is around the code of a run.
+cancelled tool; so a :class:`RunPlace` is around the code of a run.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ OPEN_LIMIT: Final = 10_000
 """Limit of open runs; some are never reported to end, and the oldest are given up."""
 
 
-class Run:
+class LangChainRun:
     """One open run of LangChain's.
 
     Attributes:
@@ -61,15 +61,15 @@ class Run:
             self.operation.fail(exc)
 
 
-_open: dict[UUID, Run] = {}
+_open: dict[UUID, LangChainRun] = {}
 
 
-def find(run_id: Any) -> Run | None:
+def find(run_id: Any) -> LangChainRun | None:
     """The open run of an id, if it is known."""
     return _open.get(run_id) if run_id is not None else None
 
 
-def add(run_id: UUID, run: Run) -> None:
+def add(run_id: UUID, run: LangChainRun) -> None:
     """Keep a run until it is taken."""
     _open[run_id] = run
     if (events := _events.get()) is not None:
@@ -78,7 +78,7 @@ def add(run_id: UUID, run: Run) -> None:
         end(next(iter(_open)))
 
 
-def take(run_id: Any) -> Run | None:
+def take(run_id: Any) -> LangChainRun | None:
     """The open run of an id, which is open no more."""
     return _open.pop(run_id, None)
 
@@ -95,7 +95,7 @@ def open_count() -> int:
     return len(_open)
 
 
-def context_in(parent: Run | None) -> Context:
+def context_in(parent: LangChainRun | None) -> Context:
     """The context of a new run: its parent's, or a span's that the program opened within that."""
     if parent is None:
         return operations.parent_context()
@@ -116,7 +116,7 @@ def is_control_flow(exc: BaseException) -> bool:
 _events: ContextVar["Events | None"] = ContextVar("lightning-otel-langchain-events", default=None)
 
 
-class Events(wrappers.Run, AbstractContextManager[None]):
+class Events(wrappers.WrappedRun, AbstractContextManager[None]):
     """A stream of a run's events: LangChain cancels the run where the program leaves the stream."""
 
     is_left = False
@@ -157,16 +157,16 @@ def read_cause(exc: BaseException) -> BaseException:
     return GeneratorExit() if is_left else exc
 
 
-_here: ContextVar["Place | None"] = ContextVar("lightning-otel-langchain-place", default=None)
+_here: ContextVar["RunPlace | None"] = ContextVar("lightning-otel-langchain-place", default=None)
 
 
-def current_place() -> "Place | None":
+def current_place() -> "RunPlace | None":
     """The innermost place that the code at hand runs in, if no run takes place there yet."""
     place = _here.get()
     return place if place is not None and place.run_id is None else None
 
 
-class Place(wrappers.Run, AbstractContextManager[None]):
+class RunPlace(wrappers.WrappedRun, AbstractContextManager[None]):
     """Code around one run, in one block or, around a generator, in a block for each step."""
 
     begin_stream: Any = None
@@ -194,7 +194,7 @@ class Place(wrappers.Run, AbstractContextManager[None]):
             return
         otel_context.detach(self._token)
 
-    def active(self) -> "Place":
+    def active(self) -> "RunPlace":
         """Return itself: the block in which the run takes place."""
         return self
 
@@ -215,6 +215,6 @@ class Place(wrappers.Run, AbstractContextManager[None]):
         end(self.run_id, exc)
 
 
-def begin_place(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Place:
+def begin_place(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RunPlace:
     """Begin the place of a tool or a retriever."""
-    return Place(kwargs.get("tool_call_id"))
+    return RunPlace(kwargs.get("tool_call_id"))

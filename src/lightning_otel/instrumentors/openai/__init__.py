@@ -28,7 +28,7 @@ from lightning_otel.instrumentors.model_requests import (
     within_session,
 )
 from lightning_otel.instrumentors.openai.stored import StoredRequest, body_of, is_azure, server_of
-from lightning_otel.instrumentors.wrappers import Run, wrap_call
+from lightning_otel.instrumentors.wrappers import WrappedRun, wrap_call
 from lightning_otel.types import conventions as c
 
 _CONNECTIONS: Final = (
@@ -65,13 +65,13 @@ class OpenAIInstrumentor(LibraryInstrumentor):
 _instrumentor = OpenAIInstrumentor()
 
 
-def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
+def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> WrappedRun | None:
     spec = args[2] if len(args) > 2 else kwargs.get("options")
     with within_session(getattr(spec, "headers", None)):
         return _begin_within(args, kwargs, spec)
 
 
-def _begin_within(args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: Any) -> Run | None:
+def _begin_within(args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: Any) -> WrappedRun | None:
     client, context = args[0], otel_context.get_current()
     if spec is None or not _instrumentor.is_active or not capture.is_wanted(context):
         return None

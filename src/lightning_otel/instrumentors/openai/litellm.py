@@ -33,7 +33,7 @@ class LiteLLMInstrumentor(LibraryInstrumentor):
         self.wrap_calls(module.AsyncHTTPHandler, _begin_request, "post")
 
 
-class _Call(ClientRequest):
+class _LiteLLMCall(ClientRequest):
     def succeed(self, result: Any) -> None:
         self.observe(result)
         super().succeed(result)
@@ -57,7 +57,7 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ClientRe
     # As the reader of the ``openai`` client's requests knows them: client and options in one.
     sent = SimpleNamespace(url=url, json_data=body, base_url="", extra_json=None)
     context = otel_context.get_current()
-    request = _Call(sent, sent, endpoint, context, is_stream=endpoint.is_stream(body, url))
+    request = _LiteLLMCall(sent, sent, endpoint, context, is_stream=endpoint.is_stream(body, url))
     provider = getattr(arguments.get("logging_obj"), "custom_llm_provider", None)
     if isinstance(provider, str):
         request.operation.attributes[c.PROVIDER] = provider

@@ -17,7 +17,7 @@ from lightning_otel.dialects.dialect import parse_object
 from lightning_otel.dialects.responses import Responses
 from lightning_otel.instrumentors.base import LibraryInstrumentor
 from lightning_otel.instrumentors.openai import ClientRequest
-from lightning_otel.instrumentors.wrappers import Run, wrap_call
+from lightning_otel.instrumentors.wrappers import WrappedRun, wrap_call
 
 _CALLS: Final = "_lightning_otel_calls"
 _DIALECT: Final = Responses()
@@ -33,7 +33,7 @@ def patch_connections(instrumentor: LibraryInstrumentor, *connections: type) -> 
             instrumentor.wrap(owner, name, wrap_call(_follow_calls))
 
 
-class _Call(ClientRequest):
+class _SocketCall(ClientRequest):
     def __init__(self, connection: Any, body: Mapping[str, Any]) -> None:
         uri = capture.read_attribute(connection._connection.protocol, "uri")
         host = getattr(uri, "host", "")
@@ -63,8 +63,8 @@ class _Call(ClientRequest):
         self.end(body, is_whole=is_whole, first_chunk_s=self._first_s, exc=exc)
 
 
-class _Following(Run):
-    def __init__(self, calls: deque[_Call]) -> None:
+class _Following(WrappedRun):
+    def __init__(self, calls: deque[_SocketCall]) -> None:
         self._calls = calls
 
     def succeed(self, result: Any) -> None:
@@ -82,13 +82,13 @@ class _Following(Run):
             self._calls.popleft().finish(exc, is_whole=False)
 
 
-def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Call | None:
+def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _SocketCall | None:
     event: Any = args[1] if len(args) > 1 else kwargs.get("event")
     if hasattr(event, "model_dump"):
         event = event.model_dump(mode="json", by_alias=True, exclude_unset=True)
     if not isinstance(event, Mapping) or event.get("type") != "response.create":
         return None
-    return _Call(args[0], {key: value for key, value in event.items() if key != "type"})
+    return _SocketCall(args[0], {key: value for key, value in event.items() if key != "type"})
 
 
 def _follow_calls(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Following | None:

@@ -13,11 +13,11 @@ from lightning_otel.dialects.dialect import Attributes, Json
 from lightning_otel.dialects.stored import StoredResponse
 from lightning_otel.instrumentors.body import ResponseRecorder
 from lightning_otel.instrumentors.model_requests import server_attributes
-from lightning_otel.instrumentors.wrappers import Run
+from lightning_otel.instrumentors.wrappers import WrappedRun
 from lightning_otel.types import conventions as c
 
 
-class StoredRequest(Run):
+class StoredRequest(WrappedRun):
     """One request for what the server keeps: a span only if the answer tells something new."""
 
     def __init__(self, client: Any, options: Any, dialect: StoredResponse, path_id: str) -> None:

@@ -14,12 +14,12 @@ from opentelemetry import context as otel_context
 from lightning_otel import capture
 from lightning_otel.capture import operations
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
-from lightning_otel.instrumentors.openai_agents.model import ModelCall
+from lightning_otel.instrumentors.openai_agents.model import AgentsModelCall
 from lightning_otel.instrumentors.openai_agents.spans import SESSION_KEY, SdkSpans
 from lightning_otel.instrumentors.wrappers import (
     ContextRun,
     Make,
-    Run,
+    WrappedRun,
     bind_names,
     wrap_call,
     wrap_generator,
@@ -112,7 +112,7 @@ def _made(note: Callable[..., None]) -> Make:
     return make
 
 
-def _in_session(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
+def _in_session(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> WrappedRun | None:
     if not kwargs.get("session"):
         return None
     session_id = capture.read_attribute(kwargs["session"], "session_id")
@@ -120,11 +120,11 @@ def _in_session(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
     return ContextRun(otel_context.set_value(SESSION_KEY, conversation_id))
 
 
-def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:
+def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AgentsModelCall | None:
     """Begin a call; None where a model only hands on what was asked of it."""
     if operations.unclaimed_call() is not None:
         return None
     outer = operations.current_call()
     # A model that asks several others makes calls beside each other.
     parent = None if outer is None else outer.parent
-    return ModelCall(args[0], args[1:], kwargs, _spans.conversation(), parent)
+    return AgentsModelCall(args[0], args[1:], kwargs, _spans.conversation(), parent)

@@ -40,7 +40,7 @@ _PLACEHOLDER_ID: Final = "__fake_id__"
 """The SDK's id for answers that have none."""
 
 
-class ModelCall(steps.ModelCall):
+class AgentsModelCall(steps.ModelCall):
     """A model's ``get_response`` or ``stream_response`` under way."""
 
     def __init__(

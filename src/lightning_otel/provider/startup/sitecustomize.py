@@ -56,7 +56,7 @@ class _Loader(object):
         self.hook.load(module, self.loader)
 
 
-class _Hook(object):
+class _ImportHook(object):
     """Starts the recording at the first import of a library; until then it is a look-up."""
 
     def __init__(self, settings):
@@ -231,7 +231,7 @@ def _start():
     if sys.version_info < _OLDEST:
         _note(settings)
         return
-    hook = _Hook(settings)
+    hook = _ImportHook(settings)
     if hook._find("lightning_otel", None, None) is None:
         _note(settings)
     sys.meta_path.insert(0, hook)

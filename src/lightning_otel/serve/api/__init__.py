@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Match, Router
 from starlette.types import Receive, Scope, Send
 
 if TYPE_CHECKING:
-    from lightning_otel.serve.api.operation import Operation
+    from lightning_otel.serve.api.operation import ApiOperation
 
 MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     "status": ("/healthz", "/v1/status", "/v1/summary", "/metrics", "/v1/events", "/openapi.json"),
@@ -25,16 +25,16 @@ MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
 ``status`` tells of, comes in by ``serve/otlp.py`` and needs none of this."""
 
 
-def operations(names: Iterable[str] = tuple(MEMBERS)) -> "list[Operation]":
+def operations(names: Iterable[str] = tuple(MEMBERS)) -> "list[ApiOperation]":
     """Return every operation of some members."""
-    from lightning_otel.serve.api.operation import Operation
+    from lightning_otel.serve.api.operation import ApiOperation
 
     modules = (import_module(f"{__name__}.{name}") for name in names)
     values = (value for module in modules for value in vars(module).values())
-    return [value for value in values if isinstance(value, Operation)]
+    return [value for value in values if isinstance(value, ApiOperation)]
 
 
-class Member(BaseRoute):
+class LazyRoutes(BaseRoute):
     """The routes of a member, imported with the first request for one of them."""
 
     def __init__(self, name: str, roots: Iterable[str]) -> None:
@@ -56,4 +56,6 @@ class Member(BaseRoute):
         await self._router(scope, receive, send)
 
 
-ROUTES: Final[list[BaseRoute]] = [Member(name, roots) for name, roots in MEMBERS.items() if roots]
+ROUTES: Final[list[BaseRoute]] = [
+    LazyRoutes(name, roots) for name, roots in MEMBERS.items() if roots
+]

@@ -83,7 +83,7 @@ def _read_cursor(text: str) -> Any:
         padded = text.encode("ascii") + b"=" * (-len(text) % 4)
         return orjson.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
     except ValueError as exc:
-        raise PydanticCustomError("cursor", "this is no cursor; begin without one") from exc
+        raise PydanticCustomError("cursor", "invalid cursor; omit it to start over") from exc
 
 
 def _write_cursor(start_ns: int, *ids: str) -> str:

@@ -114,7 +114,7 @@ def feedback(request: Request, params: FeedbackBody) -> tuple[FeedbackResponse, 
 
 
 same_feedback: Final = replace(
-    feedback, path="/feedback", says="Give feedback; the same as `/v1/feedback`."
+    feedback, path="/feedback", description="Give feedback; the same as `/v1/feedback`."
 )
 
 

@@ -97,16 +97,16 @@ class Refusal(ResponseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class ApiOperation:
     """One operation of the API.
 
     Attributes:
         work: The function that serves it.
-        says: Its summary; more of it after an empty line.
+        description: Its summary; more of it after an empty line.
         params: The model of its query or body.
-        told: The type of its answer, where that is JSON.
+        answer_type: The type of its answer, where that is JSON.
         answers: Its answers by status, beside the refusals that all have.
-        content: Forms of an answer that is not ``told``.
+        content: Forms of an answer that is not of that type.
         bodies: Forms of a body that is not ``params``.
         is_open: Whether everybody on this machine may ask for it, without the key.
     """
@@ -114,9 +114,9 @@ class Operation:
     method: Literal["GET", "POST"]
     path: str
     work: Callable[..., Any]
-    says: str
+    description: str
     params: type[RequestModel] | None
-    told: Any
+    answer_type: Any
     answers: Mapping[int, str]
     content: Schemas = field(default_factory=dict)
     bodies: Schemas = field(default_factory=dict)
@@ -162,7 +162,7 @@ class Operation:
 
     def describe(self, schemas: Mapping[Any, Any], models: Mapping[str, Any]) -> dict[str, Any]:
         """Return its part of the OpenAPI document, of the schemas of all types and models."""
-        summary, _, more = self.says.partition("\n\n")
+        summary, _, more = self.description.partition("\n\n")
         words = re.findall(r"\w+", _PARAMETER.sub(r"by_\1", self.path))
         description: dict[str, Any] = {
             "operationId": "_".join([self.method.lower(), *words]),
@@ -189,18 +189,18 @@ class Operation:
 
     def _describe_responses(self, schemas: Mapping[Any, Any]) -> dict[str, Any]:
         responses: dict[str, Any] = {}
-        for status, says in sorted({**_REFUSALS, **self.answers}.items()):
+        for status, meaning in sorted({**_REFUSALS, **self.answers}.items()):
             if status in _BODY_ONLY and self.method == "GET":
                 continue
             if status == 401 and self.is_open:
-                says = "It needs the token, where this server has one."
+                meaning = "It needs the token, where this server has one."
             is_served = status < 300
             model = schemas[
-                self.told if is_served and not self.content else Refusal, "serialization"
+                self.answer_type if is_served and not self.content else Refusal, "serialization"
             ]
             content = self.content if is_served and self.content else {JSON: model}
             responses[str(status)] = {
-                "description": says,
+                "description": meaning,
                 "content": {kind: {"schema": schema} for kind, schema in content.items()},
             }
             if is_served and self.headers:
@@ -213,19 +213,21 @@ class Operation:
 
 def operation(
     method: Literal["GET", "POST"], path: str, answers: Mapping[int, str] | None = None, **more: Any
-) -> Callable[[Callable[..., Any]], Operation]:
-    """Make an operation of a function; what follows the path is as in :class:`Operation`."""
+) -> Callable[[Callable[..., Any]], ApiOperation]:
+    """Make an operation of a function; what follows the path is as in :class:`ApiOperation`."""
 
-    def make(work: Callable[..., Any]) -> Operation:
+    def make(work: Callable[..., Any]) -> ApiOperation:
         types = get_type_hints(work)
-        says, answer = inspect.getdoc(work) or "", types["return"]
+        description, answer = inspect.getdoc(work) or "", types["return"]
         if get_origin(answer) is tuple:
             answer = get_args(answer)[0]
         is_model = isinstance(answer, type) and issubclass(answer, ResponseModel)
         served = {200: (is_model and inspect.getdoc(answer)) or "The answer."}
         served = {} if any(status < 300 for status in answers or {}) else served
         served |= answers or {}
-        return Operation(method, path, work, says, types.get("params"), answer, served, **more)
+        return ApiOperation(
+            method, path, work, description, types.get("params"), answer, served, **more
+        )
 
     return make
 
@@ -252,7 +254,7 @@ def write_json(value: Mapping[str, Any], name: str, most_chars: int) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError as exc:
-        raise RefusalError(400, f"{name} holds a number that is none") from exc
+        raise RefusalError(400, f"{name} contains NaN or infinity") from exc
     if len(text) > most_chars:
         raise RefusalError(413, f"{name} may have {most_chars} characters")
     return text
@@ -270,12 +272,12 @@ def _word_errors(error: ValidationError, model: type[RequestModel]) -> str:
     return "; ".join([*faults[:_MOST_FAULTS], *([f"and {more} more"] if more > 0 else [])])
 
 
-def document(operations: Iterable[Operation]) -> dict[str, Any]:
+def document(operations: Iterable[ApiOperation]) -> dict[str, Any]:
     """Return the OpenAPI document of some operations."""
     routes = list(operations)
     params: set[tuple[Any, JsonSchemaMode]] = {(item.params, "validation") for item in routes}
     answers: set[tuple[Any, JsonSchemaMode]] = {
-        (Refusal if item.content else item.told, "serialization") for item in routes
+        (Refusal if item.content else item.answer_type, "serialization") for item in routes
     }
     schemas, definitions = TypeAdapter.json_schemas(
         [(*key, TypeAdapter(key[0])) for key in sorted({*params, *answers}, key=str) if key[0]],

@@ -18,7 +18,7 @@ from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.steps import Range, list_steps, read_ends, read_threads
 from lightning_otel.serve.viewer.traces import LISTS, choose_rollouts
-from lightning_otel.serve.viewer.urls import Links
+from lightning_otel.serve.viewer.urls import TraceLinks
 from lightning_otel.views.messages import show_value
 from lightning_otel.views.nouns import word_error
 from lightning_otel.views.previews import task_words
@@ -132,7 +132,7 @@ def read_item(store: Store, rollout_id: str) -> Mapping[str, object]:
         "answered": answered,
         "steps": steps,
         "talks": read_threads(store, trace, steps),
-        "links_of": lambda span_id: Links.to(homes[span_id]),
+        "links_of": lambda span_id: TraceLinks.to(homes[span_id]),
     }
 
 

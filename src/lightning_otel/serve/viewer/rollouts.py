@@ -47,7 +47,7 @@ ORDER BY start_ns LIMIT {_MANY}
 """
 
 
-class Shown(NamedTuple):
+class StepRow(NamedTuple):
     """A step on the page of a rollout.
 
     Attributes:
@@ -189,13 +189,13 @@ def _merge_attempts(
     return attempts
 
 
-def _list_steps(adaptations: Iterable[Adaptation], *, is_small: bool) -> list[Shown]:
+def _list_steps(adaptations: Iterable[Adaptation], *, is_small: bool) -> list[StepRow]:
     steps = []
     for adaptation in adaptations:
         credits = credits_of(adaptation.credited)
         for step, path in distinct(adaptation.trajectories):
             texts = shorten_step(step, credits) if is_small else TOO_LARGE_TEXTS
-            steps.append(Shown(path, step, texts))
+            steps.append(StepRow(path, step, texts))
     return steps
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from lightning_otel.adapter.selection import Selection
+from lightning_otel.adapter.selection import StepSelection
 from lightning_otel.dataset import Store, formats
 from lightning_otel.dataset.formats.format import Format
 from lightning_otel.errors import ConfigError
@@ -61,7 +61,7 @@ def read_selection(
     query = {name: text for name in TRANSITIONS if (text := page.text(request, name))}
     keywords = make_keywords(store, values)
     try:  # said here, and not in the middle of an answer
-        Selection.of({"agents": keywords.get("agents")})
+        StepSelection.of({"agents": keywords.get("agents")})
     except ConfigError as exc:
         page.refuse_field(request, "agents", exc.remedy or exc.what)
     return SelectionForm(keywords, tuple(options), query)

@@ -27,7 +27,7 @@ from lightning_otel.serve.viewer.span_detail import (
     text_of,
 )
 from lightning_otel.serve.viewer.trace import read_cached_trace, read_panel
-from lightning_otel.serve.viewer.urls import Links, page_path
+from lightning_otel.serve.viewer.urls import TraceLinks, page_path
 from lightning_otel.store.selection import Selection
 
 _LONGEST: Final = 20_000
@@ -51,7 +51,7 @@ async def span(request: Request) -> Response:
             "title": f"Span {span_id}",
             "trace": trace,
             **read_panel(store, trace, position),
-            "links": Links.of(request),
+            "links": TraceLinks.of(request),
             "tab": "tree",
         }
 
@@ -81,7 +81,7 @@ async def tokens(request: Request) -> Response:
             "prompt": [] if tokens is None else show_tokens(tokens.prompt_ids),
             "response": [] if tokens is None else show_tokens(tokens.response_ids, tokens.logprobs),
             "most": TOKENS,
-            "links": Links.of(request),
+            "links": TraceLinks.of(request),
             "span_id": span_id,
         }
 

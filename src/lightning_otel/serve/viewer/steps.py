@@ -13,7 +13,7 @@ from lightning_otel.types import Message, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.views.messages import (
     LONGEST,
-    Limits,
+    MessageLimits,
     ShownMessage,
     Thread,
     show_messages,
@@ -111,7 +111,7 @@ def read_threads(store: Store, trace: Trace, part: Range, until: int | None = No
     count = max(1, part.end - part.first)
     labels = {row.span.span_id: row.label for row, _ in all_steps[part.places]}
 
-    def show(limits: Limits) -> list[Thread]:
+    def show(limits: MessageLimits) -> list[Thread]:
         talks = []
         for (_, branch), places in positions.items():
             cause: Any = all_steps[places[0]][0].cause or "start"
@@ -123,11 +123,11 @@ def read_threads(store: Store, trace: Trace, part: Range, until: int | None = No
         return [talk for talk in talks if talk.messages]
 
     if len(trace.rows) <= SMALL:
-        talks = show(Limits(until=until))
+        talks = show(MessageLimits(until=until))
         if sum(len(talk.messages) for talk in talks) <= _MESSAGES:
             return talks
     characters = max(2_000, min(LONGEST, _CHARACTERS // count))
-    return show(Limits(max(8, _MESSAGES // count), characters, until))
+    return show(MessageLimits(max(8, _MESSAGES // count), characters, until))
 
 
 def read_ends(

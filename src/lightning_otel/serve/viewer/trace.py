@@ -29,7 +29,7 @@ from lightning_otel.serve.viewer.steps import (
     read_tool_calls,
 )
 from lightning_otel.serve.viewer.text_diff import compare_lines, fold_lines
-from lightning_otel.serve.viewer.urls import MOST_CLOSED, Links
+from lightning_otel.serve.viewer.urls import MOST_CLOSED, TraceLinks
 from lightning_otel.store.prices import COSTS, SUM_COSTS
 from lightning_otel.store.source import read_overview
 from lightning_otel.types import conventions as c
@@ -102,7 +102,7 @@ def read_cached_trace(store: Store, trace_id: str, *, is_part: bool = False) -> 
 
 
 def drop_traces(kept_s: float = 0.0) -> None:
-    """Let go of traces that were read so long ago: of 30,000 spans one takes 20 MB."""
+    """Evict expired cached traces: one of 30,000 spans takes 20 MB."""
     now_s = time.monotonic()
     for name, entry in list(_LAST.items()):
         if now_s - entry.since_s >= kept_s:
@@ -127,7 +127,7 @@ async def show(request: Request) -> Response:
             "trace": trace,
             "tab": tab,
             "tabs": [name for name in TABS if has_ids or name in (tab, *_WITHOUT_IDS)],
-            "links": Links.of(request),
+            "links": TraceLinks.of(request),
             "facts": _collect_facts(store, trace),
             "row": row,
             "missing": span_id if at is None else "",
@@ -219,7 +219,7 @@ def _read_rows(request: Request, store: Store, trace: Trace, first: int) -> Mapp
     visible_rows = [item.row for _, some in chunks for item in some]
     return {
         "chunks": chunks,
-        "row_links": Links.of(request).here,
+        "row_links": TraceLinks.of(request).here,
         "matches": matches,
         **_read_lines(store, trace, visible_rows),
         "size": CHUNK,
@@ -330,7 +330,7 @@ async def rows(request: Request) -> Response:
             **_read_lines(store, trace, [item.row for item in visible]),
             "tab": tab,
             "trace": trace,
-            "row_links": Links.of(request),
+            "row_links": TraceLinks.of(request),
             "matches": matches,
             "shown": visible,
         }

@@ -14,7 +14,7 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
 from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.urls import Links, page_path
+from lightning_otel.serve.viewer.urls import TraceLinks, page_path
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types.text import count_noun
 from lightning_otel.views.nouns import CONVERSATIONS, FAILURES, ROLLOUTS
@@ -74,7 +74,7 @@ def _find_address(store: Store, prefix: str) -> str | None:
     if match is None:
         return page_path("rollouts", whole)
     span_id = None if column == "trace_id" else match["span_id"]
-    return Links.to(match["trace_id"])(span=span_id)
+    return TraceLinks.to(match["trace_id"])(span=span_id)
 
 
 async def compare(request: Request) -> Response:

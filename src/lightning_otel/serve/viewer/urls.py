@@ -26,21 +26,21 @@ def resource_path(name: str, page: str) -> str:
     return f"{page_path('resources', name)}@{page}"
 
 
-class Links(NamedTuple):
+class TraceLinks(NamedTuple):
     """Addresses of a trace's pages that keep its tab, its selected span and what is folded."""
 
     path: str
     state: dict[str, str]
 
     @classmethod
-    def of(cls, request: Request) -> "Links":
+    def of(cls, request: Request) -> "TraceLinks":
         """Addresses within the trace that was asked for."""
         query = request.query_params
         state = {name: query[name] for name in STATE if query.get(name)}
         return cls(page_path("traces", request.path_params["trace_id"]), state)
 
     @classmethod
-    def to(cls, trace_id: str) -> "Links":
+    def to(cls, trace_id: str) -> "TraceLinks":
         """Addresses within another trace."""
         return cls(page_path("traces", trace_id), {})
 
@@ -51,7 +51,7 @@ class Links(NamedTuple):
         return f"{self.path}?{urlencode(state)}" if state else self.path or "?"
 
     @property
-    def here(self) -> "Links":
+    def here(self) -> "TraceLinks":
         """The same relative to the page: shorter, as there may be thousands."""
         return self._replace(path="")
 

@@ -48,7 +48,7 @@ def make_source(address: str, *, data: str | None = None) -> SpanSource:
     query = urlencode([option for option in options if option[0] not in _BOUNDS])
     # Not urlunsplit, which of the path //x makes the host x.
     url = address.partition("?")[0] + f"?{query}"
-    source = http.Server(url) if scheme in http.SCHEMES else clickhouse.ClickHouse(url)
+    source = http.ServedStore(url) if scheme in http.SCHEMES else clickhouse.ClickHouse(url)
     source.window = Selection(since_ns=bounds.get("since"), until_ns=bounds.get("until"))
     return source
 

@@ -93,7 +93,7 @@ class HttpSource(RemoteSource):
             connection.close()
 
 
-class Server(HttpSource):
+class ServedStore(HttpSource):
     """A served store."""
 
     hint = "is `lightning-otel serve` running there?"

@@ -79,7 +79,7 @@ class CreditedReward:
         return " ".join(filter(None, (self.name, _word_number(self.value), where)))
 
 
-class Totals(NamedTuple):
+class CallTotals(NamedTuple):
     """Sums over the calls to models, those that are in no step as well.
 
     Attributes:
@@ -115,7 +115,7 @@ class Analysis:
     task: str
     steps: tuple[Step, ...]
     rewards: tuple[CreditedReward, ...]
-    totals: Totals
+    totals: CallTotals
     findings: tuple[Finding, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -282,7 +282,7 @@ def _make_step(row: Row, transition: Transition, prices: Prices, **more: Any) ->
     )
 
 
-def sum_calls(trace: Trace, prices: Prices) -> Totals:
+def sum_calls(trace: Trace, prices: Prices) -> CallTotals:
     """Sum up the calls of a trace."""
     calls = [row for row in trace.rows if row.is_call]
     usages = [read_usage(row.span, row.step) for row in calls]
@@ -291,7 +291,7 @@ def sum_calls(trace: Trace, prices: Prices) -> Totals:
     work = [row.span for row in trace.rows if row.kind != "reward"]
     ends = [max(span.start_ns, span.end_ns or 0) for span in work]
     started = min((span.start_ns for span in work), default=0)
-    return Totals(
+    return CallTotals(
         calls=len(calls),
         input_tokens=sum(count or 0 for count, _ in tokens),
         output_tokens=sum(count or 0 for _, count in tokens),

@@ -12,7 +12,7 @@ from lightning_otel.types.text import count_noun, one_line
 from lightning_otel.views.trace import Row, SpanKey, Trace
 
 if TYPE_CHECKING:
-    from lightning_otel.views.analysis import CreditedReward, Step, Totals
+    from lightning_otel.views.analysis import CallTotals, CreditedReward, Step
 
 Kind: TypeAlias = Literal[
     "error", "incomplete", "abandoned", "retried", "no_steps", "no_reward", "uncredited",
@@ -38,7 +38,7 @@ def list_findings(
     trace: Trace,
     steps: "Mapping[SpanKey, Step]",
     rewards: "Sequence[CreditedReward]",
-    totals: "Totals",
+    totals: "CallTotals",
 ) -> Iterator[Finding]:
     """Yield the findings, errors first."""
     all_steps = list(steps.values())
@@ -123,7 +123,9 @@ def _calls_of_tools(step: Transition) -> Iterator[str]:
                 yield f"{part.get('name')}({text})"
 
 
-def _find_oddities(trace: Trace, steps: "Sequence[Step]", totals: "Totals") -> Iterator[Finding]:
+def _find_oddities(
+    trace: Trace, steps: "Sequence[Step]", totals: "CallTotals"
+) -> Iterator[Finding]:
     if cut := [step for step in steps if step.finish_reason == "length"]:
         yield Finding("cut_off", f"cut off at their length: {_join_labels(cut)}", _ids_of(cut))
     yield from _group(

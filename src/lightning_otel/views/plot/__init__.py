@@ -110,7 +110,7 @@ def plot_training_metrics(
         NotFoundError: A named run logged nothing.
         StoreMissingError: There is no store.
     """
-    from lightning_otel.adapter.selection import Selection
+    from lightning_otel.adapter.selection import StepSelection
     from lightning_otel.dataset import Store
 
     if save_path is not None:
@@ -119,7 +119,7 @@ def plot_training_metrics(
         (metrics,) if isinstance(metrics, str) else tuple(metrics),
         by,
         (runs,) if isinstance(runs, str) else tuple(runs),
-        Selection.of({"since": since, "until": until, "mode": mode}),
+        StepSelection.of({"since": since, "until": until, "mode": mode}),
         success,
         window,
         split,

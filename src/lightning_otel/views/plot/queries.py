@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
 from lightning_otel.adapter.advantages import SUCCESS
-from lightning_otel.adapter.selection import Selection
+from lightning_otel.adapter.selection import StepSelection
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.store.layout import find_state
 from lightning_otel.store.lookup import LAST
@@ -46,7 +46,7 @@ _USUAL_OF_RUNS: Final = ("reward", "loss")
 _VERSION: Final = f"coalesce({attribute_sql(c.RESOURCE_VERSION)}, {attribute_sql(c.RESOURCES)})"
 
 
-class _Metric(NamedTuple):
+class _Measure(NamedTuple):
     """A measure of a rollout: its title, SQL over its last attempt, a note on those without."""
 
     title: str
@@ -55,14 +55,14 @@ class _Metric(NamedTuple):
 
 
 _UNCOUNTED: Final = "not over yet, or without counted tokens"
-METRICS: Final[Mapping[str, _Metric]] = {
-    "reward": _Metric("reward", "reward", "without a reward"),
-    "success_rate": _Metric("success rate", "reward", "without a reward"),
-    "length": _Metric("length, calls to a model", "calls", "not over yet"),
-    "tokens": _Metric("tokens, in and out", "input_tokens + output_tokens", _UNCOUNTED),
-    "input_tokens": _Metric("tokens in", "input_tokens", _UNCOUNTED),
-    "output_tokens": _Metric("tokens out", "output_tokens", _UNCOUNTED),
-    "duration": _Metric("duration, seconds", "(end_ns - start_ns) / 1e9", "not over yet"),
+METRICS: Final[Mapping[str, _Measure]] = {
+    "reward": _Measure("reward", "reward", "without a reward"),
+    "success_rate": _Measure("success rate", "reward", "without a reward"),
+    "length": _Measure("length, calls to a model", "calls", "not over yet"),
+    "tokens": _Measure("tokens, in and out", "input_tokens + output_tokens", _UNCOUNTED),
+    "input_tokens": _Measure("tokens in", "input_tokens", _UNCOUNTED),
+    "output_tokens": _Measure("tokens out", "output_tokens", _UNCOUNTED),
+    "duration": _Measure("duration, seconds", "(end_ns - start_ns) / 1e9", "not over yet"),
 }
 
 
@@ -83,7 +83,7 @@ class PlotQuery:
     metrics: Sequence[str] = ()
     axis: Axis | None = None
     runs: Sequence[str] = ()
-    selection: Selection = field(default_factory=Selection)
+    selection: StepSelection = field(default_factory=StepSelection)
     success: float = SUCCESS
     window: int | None = None
     split: Split | None = None
@@ -174,7 +174,7 @@ def _explain_unknown(names: Sequence[str], logged: Sequence[str]) -> str:
     return f"no metric {', '.join(map(repr, names))}; there are {', '.join(choices)}"
 
 
-class _Row(NamedTuple):
+class _PlotPoint(NamedTuple):
     """A rollout: its number and start, its version or agent or an empty text, a value or None."""
 
     number: int
@@ -190,7 +190,7 @@ def _read_rollouts(store: "Store", metrics: Sequence[str], query: PlotQuery) -> 
     charts = []
     for name in metrics:
         title, is_success = METRICS[name].title, name == "success_rate"
-        rows = list[_Row]()
+        rows = list[_PlotPoint]()
         kind = query.split or "version"
         for rank, (start_ns, version, value) in enumerate(zip(
             *(columns[key] or () for key in ("start_ns", kind, name)), strict=True
@@ -199,7 +199,7 @@ def _read_rollouts(store: "Store", metrics: Sequence[str], query: PlotQuery) -> 
             if is_success and number is not None:
                 number = float(number >= query.success)
             names = (version or "").split(", ") if query.split else (version or "",)
-            rows += (_Row(rank, start_ns, name, number) for name in names)
+            rows += (_PlotPoint(rank, start_ns, name, number) for name in names)
         if is_success:
             title = f"success rate, reward from {query.success:g} on"
         valueless = (row for row in rows if row.value is None)
@@ -210,7 +210,7 @@ def _read_rollouts(store: "Store", metrics: Sequence[str], query: PlotQuery) -> 
     return charts
 
 
-def _make_query(metrics: Sequence[str], selection: Selection) -> tuple[str, list[object]]:
+def _make_query(metrics: Sequence[str], selection: StepSelection) -> tuple[str, list[object]]:
     """Return SQL whose one row has a list a column, of all rollouts in the order they began."""
     bounds = {
         "start_ns >= ?": selection.since_ns, "start_ns < ?": selection.until_ns,
@@ -245,7 +245,7 @@ WHERE {" AND ".join(conditions) or "true"}"""
 
 
 def _draw_lines(
-    rows: Sequence[_Row], axis: Axis, query: PlotQuery
+    rows: Sequence[_PlotPoint], axis: Axis, query: PlotQuery
 ) -> tuple[list[Series], list[str]]:
     valued, window = [row for row in rows if row.value is not None], query.window
     counts = Counter(row.line for row in valued)  # in the order they first acted
@@ -289,7 +289,7 @@ def _draw_lines(
     return series, [f"{OTHERS}: {' and '.join(others)}"] if others else []
 
 
-def _versions_with_lines(rows: Sequence[_Row], versions: Sequence[str]) -> Sequence[str]:
+def _versions_with_lines(rows: Sequence[_PlotPoint], versions: Sequence[str]) -> Sequence[str]:
     """Return the newest versions if some acted side by side, else none."""
     last = {row.line: place for place, row in enumerate(rows)}
     first = {row.line: len(rows) - back for back, row in enumerate(reversed(rows), 1)}
@@ -299,7 +299,7 @@ def _versions_with_lines(rows: Sequence[_Row], versions: Sequence[str]) -> Seque
     return versions if len(first) <= MOST_LINES else versions[1 - MOST_LINES :]
 
 
-def _compare_versions(rows: Sequence[_Row]) -> tuple[list[Series], list[str]]:
+def _compare_versions(rows: Sequence[_PlotPoint]) -> tuple[list[Series], list[str]]:
     values: dict[str, list[float]] = {}
     for row in rows:
         ys = values.setdefault(row.line, [])

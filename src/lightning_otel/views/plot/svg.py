@@ -79,7 +79,7 @@ def _chart_height(chart: Chart) -> int:
     return _TOP + plot + _LINE * (len(_legend_lines(chart)) + len(chart.notes))
 
 
-class _Place(NamedTuple):
+class _PlotArea(NamedTuple):
     start: float
     end: float
     low: float
@@ -99,7 +99,7 @@ def _draw_chart(chart: Chart) -> Iterator[str]:
     yield render_svg_text(14, 42, meaning, "dim", 110)
     foot = _TOP
     if chart.series:
-        place = _Place(*chart.reach(), *chart.bounds())
+        place = _PlotArea(*chart.reach(), *chart.bounds())
         yield from _draw_scales(chart, place)
         few = sum(len(series.points) for series in chart.series) <= _TOLD
         for rank, series in enumerate(chart.series):
@@ -133,7 +133,7 @@ def _legend_lines(chart: Chart) -> list[str]:
     return [f"{series.name} · {series.count:,} values" for series in chart.series]
 
 
-def _draw_scales(chart: Chart, place: _Place) -> Iterator[str]:
+def _draw_scales(chart: Chart, place: _PlotArea) -> Iterator[str]:
     marks = ticks(place.low, place.high, 6) or [place.low, place.high]
     right, bottom = _WIDTH - _RIGHT, _TOP + _PLOT
     for value, name in zip(marks, labels(marks), strict=True):
@@ -155,7 +155,7 @@ def _draw_scales(chart: Chart, place: _Place) -> Iterator[str]:
     yield render_svg_text(middle, bottom + 36, axis_title(chart.axis), "dim", 60, anchor="middle")
 
 
-def _label_places(chart: Chart, place: _Place) -> list[float]:
+def _label_places(chart: Chart, place: _PlotArea) -> list[float]:
     points = sorted({point.x for series in chart.series for point in series.points})
     if chart.axis == "version" or len(points) <= 6:
         return points[:: max(1, -(-len(points) // 6))]
@@ -165,7 +165,7 @@ def _label_places(chart: Chart, place: _Place) -> list[float]:
 
 
 def _draw_curve(
-    chart: Chart, series: Series, style: str, place: _Place, *, is_told: bool
+    chart: Chart, series: Series, style: str, place: _PlotArea, *, is_told: bool
 ) -> Iterator[str]:
     points = series.points
     is_spread = any(point.low < point.high for point in points)

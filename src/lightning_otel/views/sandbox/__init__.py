@@ -68,7 +68,7 @@ class Result(contextlib.AbstractContextManager["Result"]):
     ``cut`` is the limit that left rows out (``rows`` or ``bytes``), once all have come; else empty.
     """
 
-    def __init__(self, process: "_Process", columns: list[str]) -> None:
+    def __init__(self, process: "_ChildProcess", columns: list[str]) -> None:
         self._process = process
         self.columns = columns
         self.cut = ""
@@ -106,7 +106,7 @@ def run_statement(
         StoreError: It cannot be read.
     """
     layout.require()
-    process = _Process(layout, text, limits or Limits(), is_wanted)
+    process = _ChildProcess(layout, text, limits or Limits(), is_wanted)
     try:
         message = process.message()
         warn_of_missing_spans(layout, also=message["avoided"])
@@ -116,7 +116,7 @@ def run_statement(
         raise
 
 
-class _Process:
+class _ChildProcess:
     """The child, and what it has sent that nobody has read."""
 
     def __init__(

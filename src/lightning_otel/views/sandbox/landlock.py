@@ -25,7 +25,7 @@ _NETWORK: Final = (4, 0b11)
 """To bind and to connect by TCP, and the first version that knows it."""
 
 
-class _Rules(ctypes.Structure):
+class _RulesetAttributes(ctypes.Structure):
     _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64))
 
 
@@ -37,7 +37,7 @@ def give_up() -> bool:
     version = libc.syscall(_CREATE_RULESET, None, 0, _GIVE_VERSION)
     if version < 1:
         return False
-    rules = _Rules(files=sum(right for first, right in _FILES if version >= first))
+    rules = _RulesetAttributes(files=sum(right for first, right in _FILES if version >= first))
     size = 8
     if version >= _NETWORK[0]:
         rules.network, size = _NETWORK[1], 16
