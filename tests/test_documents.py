@@ -33,7 +33,7 @@ def test_every_code_of_doctor_is_explained() -> None:
 def test_every_code_of_doctor_is_used() -> None:
     """No code is left over from a finding that is gone."""
     text = "".join(Path(str(each.__file__)).read_text() for each in (doctor, cli_doctor, waiting))
-    used = re.findall(r'\b(?:Finding|Wait|ok|note|problem)\(\s*"([\w-]+)",', text)
+    used = re.findall(r'\b(?:Check|Wait|ok|note|problem)\(\s*"([\w-]+)",', text)
 
     assert sorted(set(used)) == sorted(get_args(doctor.Code))
 

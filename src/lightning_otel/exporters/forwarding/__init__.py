@@ -17,7 +17,7 @@ from lightning_otel.store.follow import POLL_S, Follower
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
-__all__ = ["Answer", "Forwarder", "Verdict"]
+__all__ = ["Disposition", "Forwarder", "Receipt"]
 
 BATCH_SPANS: Final = 512
 BATCH_BYTES: Final = 2 << 20
