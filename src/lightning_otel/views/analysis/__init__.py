@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from lightning_otel.dataset import Store
     from lightning_otel.types import Estimator
 
-__all__ = ["Analysis", "CreditedReward", "Finding", "Step", "CallTotals", "analyze", "analyze_episode"]
+__all__ = [
+    "Analysis",
+    "CallTotals",
+    "CreditedReward",
+    "Finding",
+    "Step",
+    "analyze",
+    "analyze_episode",
+]
 _SHORT: Final = 200
 _COPIED: Final = (
     "attempt_id", "agent", "step", "reward", "model", "capture", "inexact", "finish_reason",
