@@ -46,6 +46,5 @@ class Finding(NamedTuple):
 
 
 def examine(store: Store) -> list[Finding]:
-    """Return what ``doctor`` finds."""
     done = invoke("doctor", "--json", "--store", store.name)
     return [Finding(**row) for row in json.loads(done.stdout)]

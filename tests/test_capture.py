@@ -17,7 +17,6 @@ KEY = "sk-" + "a1B2" * 8
 
 
 def begin(name: str, **options: Any) -> Operation:
-    """An operation with nothing in particular."""
     return Operation(name, SpanKind.CLIENT, options.pop("attributes", {}), **options)
 
 

@@ -18,7 +18,6 @@ CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 
 def content(*, is_kept: bool, is_exported: bool) -> config.Content:
-    """Where content goes."""
     return config.Content(is_kept=is_kept, is_exported=is_exported)
 
 
@@ -38,7 +37,6 @@ TRACES_PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 
 
 def protocol() -> str | None:
-    """The protocol of the endpoint that the environment names."""
     found = config.otlp_endpoint("http://127.0.0.1:4318")
     return found and found.protocol
 

@@ -28,7 +28,6 @@ def _off_again() -> Iterator[None]:
 
 @pytest.fixture
 def client(server: DemoServer) -> Iterator[openai.OpenAI]:
-    """A real client of the demo's server."""
     with openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as made:
         yield made
 
@@ -40,7 +39,6 @@ def ask(client: openai.OpenAI, model: str = "toy") -> Any:
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The lines so far."""
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("lightning-otel: ") for line in lines)
     return [line.removeprefix("lightning-otel: ") for line in lines]

@@ -37,7 +37,6 @@ from lightning_otel.types import conventions as c
 
 @pytest.fixture
 def recording(store: Store) -> Iterator[Recording]:
-    """A recording under way."""
     with auto_trace(store=store) as found:
         yield found
 
@@ -46,7 +45,6 @@ Warnings = Callable[[], list[str]]
 
 
 def last(recording: Recording) -> Span:
-    """The latest span of a recording."""
     return recording.spans()[-1]
 
 

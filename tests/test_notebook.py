@@ -43,7 +43,6 @@ def published(store: Store) -> Resource:
 
 
 def path_of(store: Store) -> Trajectory:
-    """The first trajectory."""
     return next(iter(store.trajectories()))
 
 

@@ -62,13 +62,11 @@ class Process:
         )
 
     def spans(self) -> list[Span]:
-        """What the default store of the scripts holds."""
         return self.store.spans().rows()
 
 
 @pytest.fixture
 def process(tmp_path: Path) -> Process:
-    """Runs scripts in processes of their own."""
     return Process(tmp_path)
 
 

@@ -166,7 +166,6 @@ class Odd(lo.BaseAlgorithm):
 
 
 def recorded(store: Store) -> Store:
-    """The store, with a rewarded rollout."""
     with lo.auto_trace(store=store):
         lo.emit_action("said", "hi")
         lo.emit_reward(1.0)

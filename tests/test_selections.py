@@ -28,7 +28,6 @@ from lightning_otel.types import conventions as c
 
 
 def record(store: Store, rollout_id: str, reward: float) -> None:
-    """A rollout of one step."""
     with auto_trace(store=store, rollout_id=rollout_id, agent="solver", task=rollout_id):
         emit_observation("seen")
         emit_action("done")
@@ -44,7 +43,6 @@ def filled(store: Store) -> Store:
 
 
 def rows(store: Store, selection: str, format: str = "triplets") -> list[tuple[str, float]]:
-    """The rollout and reward of each row of a selection."""
     exported = store.rows(format, selection=selection)
     return [(row["rollout_id"], row["reward"]) for row in exported]
 

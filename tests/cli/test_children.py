@@ -42,7 +42,6 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_bare(*command: object, **environment: str) -> CompletedProcess[str]:
-    """A command by itself."""
     return subprocess.run(
         list(map(str, command)), capture_output=True, text=True, timeout=50,
         env={**os.environ, **environment},

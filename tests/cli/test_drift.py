@@ -18,13 +18,11 @@ from lightning_otel import Store
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the engine's own tokenizer."""
     return built(tmp_path_factory.mktemp("engine"), CHATML)
 
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Engine:
-    """The engine's own tokenizer."""
     return Engine(folder)
 
 

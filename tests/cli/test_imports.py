@@ -39,7 +39,6 @@ sys.exit(code)
 
 
 def run_import(store: Path, *files: Path) -> tuple[int, str]:
-    """Exit code and talk of the command."""
     done = invoke("import", *files, "--store", store)
     assert done.stdout == ""
     return done.returncode, done.stderr

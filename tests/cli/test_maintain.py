@@ -136,7 +136,6 @@ def test_redact_of_one_rollout_gives_one_document(cli: Cli, copy: Path) -> None:
 
 
 def count_waiting(store: Path) -> int:
-    """The feedback that waits, as it stands in a store's state."""
     with State(str(store)).read() as connection:
         rows = connection.exec_driver_sql("SELECT count(*) FROM lightning_feedback")
         return int(rows.scalar_one())

@@ -29,7 +29,6 @@ for line in sys.stdin:
 
 @pytest.fixture
 def at(tmp_path: Path) -> list[str]:
-    """The option that names the store."""
     return ["--store", str(tmp_path / "store" / "traces.duckdb")]
 
 

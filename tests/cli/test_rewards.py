@@ -35,7 +35,6 @@ def rewards(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def path(store: Store) -> str:
-    """A store with two rollouts."""
     for name, answer in (("r1", "4"), ("r2", "0")):
         with auto_trace(store=store, rollout_id=name, task={"want": "4"}):
             emit_action("say", answer)

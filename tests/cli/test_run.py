@@ -243,8 +243,6 @@ def test_run_stamps_nothing_on_the_command_line(family: Family) -> None:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
-    """Writes a program."""
-
     def write(text: str, name: str = "app.py") -> Path:
         (tmp_path / name).write_text(textwrap.dedent(text))
         return tmp_path / name
@@ -277,7 +275,6 @@ def test_run_takes_modules_and_nests(spawn: Cli, script: Script, tmp_path: Path)
 
 
 def python_path(folder: Path) -> str:
-    """The search path with a folder before what is there."""
     return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 

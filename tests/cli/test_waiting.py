@@ -29,7 +29,6 @@ class Better(BaseAlgorithm):
 
 
 def record(store: Store, count: int, *, is_applied: bool = False, is_rewarded: bool = True) -> None:
-    """Rollouts of one step."""
     resources = {"*": {NAME: "1"}} if is_applied else None
     for _ in range(count):
         with auto_trace(store=store, resources=resources):

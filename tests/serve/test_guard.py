@@ -29,7 +29,6 @@ def status_of(running: Serving, request: bytes) -> int:
 
 
 def get(target: str, *headers: str, version: str = "1.1") -> bytes:
-    """A GET as it stands on the wire."""
     lines = [f"GET {target} HTTP/{version}", *headers, "Connection: close", "", ""]
     return "\r\n".join(lines).encode("latin-1")
 

@@ -294,7 +294,6 @@ def test_kill_loses_nothing_that_was_acknowledged(tmp_path: Path, number: int) -
 
 
 def take(ingester: Ingester, body: bytes) -> None:
-    """Have one body taken."""
     asyncio.run(ingester.take(body, PROTOBUF, is_compressed=False, came="otlp:x"))
 
 

@@ -23,7 +23,6 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright
 
 @pytest.fixture(scope="session")
 def _chromium() -> Iterator[Any]:
-    """The browser, started once."""
     if not CHROMIUM.exists():
         pytest.skip(f"needs {CHROMIUM}: apt-get install chromium")
     running = playwright.sync_playwright().start()

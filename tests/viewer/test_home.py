@@ -40,7 +40,6 @@ def rollout(rank: int, reward: float, version: str = "v1") -> list[Span]:
 
 @pytest.fixture
 def filled(store: Store) -> Store:
-    """Thirty rollouts."""
     for rank in range(30):
         store.add(rollout(rank, rank % 3 / 2, f"v{rank // 10}"))
     return store
@@ -222,7 +221,6 @@ def test_tiles_show_the_last_day_and_the_day_before(
 
 @pytest.fixture
 def spread(store: Store) -> Store:
-    """A store of three hundred spans."""
     store.add(
         Span(f"{n + 1:032x}", f"{n + 1:016x}", None, f'n{n},"x"', 1000 + n, 2000)
         for n in range(300)

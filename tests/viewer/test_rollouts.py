@@ -220,7 +220,6 @@ HOSTILE = "<script>alert(1)</script>"
 
 @pytest.fixture
 def state(store: Store) -> Iterator[State]:
-    """The state beside an empty store."""
     store.add([])
     found = State.beside(store)
     yield found

@@ -686,7 +686,6 @@ def test_the_list_is_right_while_eight_agents_write(asked: Asking, store: Store)
 
 
 def total(page: str) -> int:
-    """The whole count that a list tells."""
     # Above the list, and below a long one.
     (found,) = set(re.findall(r"([\d,]+) traces?</span>", page)) or {"0"}
     return int(found.replace(",", ""))

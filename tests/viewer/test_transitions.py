@@ -249,7 +249,6 @@ def test_absurd_fields_are_refused(asked: Asking) -> None:
 
 @pytest.fixture
 def asked(filled: Store, asking: AskingOf) -> Asking:
-    """The store, served."""
     return asking(filled)
 
 
