@@ -32,7 +32,9 @@ def split(command: str) -> list[str]:
     return [*head.split(), *([query.rstrip("'")] if query else [])]
 
 
-@pytest.mark.parametrize("command", [*READING, "tail --once", "compact", "resources list"])
+@pytest.mark.parametrize(
+    "command", [*READING, "tail --once", "compact", "resources list", "train baseline"]
+)
 def test_reading_makes_no_store(
     cli: Cli, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,18 +61,6 @@ def test_database_of_its_own_is_called_that(cli: Cli, copy: Path, tmp_path: Path
     assert what.startswith(f"{out} is a database of its own, such as export duckdb writes")
     assert remedy.startswith("query it with duckdb")
     assert not Path(f"{out}.d").exists()
-
-
-def test_training_on_nothing_makes_no_store(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There are no rollouts to learn from, and it says where it looked."""
-    monkeypatch.chdir(tmp_path)
-
-    done = cli("train", "baseline")
-
-    assert (done.returncode, list(tmp_path.iterdir())) == (4, [])
-    assert "no store at" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["s.duckdb", "a[1]?*.duckdb", "sp ace/s.duckdb"])
@@ -334,16 +324,27 @@ def run_without(
     )
 
 
-@pytest.mark.parametrize("command", ["queue", "run --apply -- python none.py"])
-def test_a_library_that_is_missing_is_called_that(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "library", "what", "extra"),
+    [
+        ("queue", "sqlalchemy", "rollouts, resources and training need SQLAlchemy", "learn"),
+        ("run --apply -- python none.py", "sqlalchemy", "rollouts, resources", "learn"),
+        ("serve", "hypercorn", "serve needs hypercorn", "serve"),
+        ("mcp", "mcp", "the MCP server needs the SDK mcp", "mcp"),
+    ],
+)
+def test_a_library_that_is_missing_is_called_that(
+    command: str, library: str, what: str, extra: str, tmp_path: Path
+) -> None:
     """With the extra that brings it; nothing was wrong with how the command was given."""
-    done = run_without(("sqlalchemy",), tuple(command.split()), cwd=tmp_path)
+    done = run_without((library,), tuple(command.split()), cwd=tmp_path)
 
-    what, why, remedy = lines_of_error(done)
+    fault, why, remedy = lines_of_error(done)
     assert done.returncode == 2
-    assert what == "rollouts, resources and training need SQLAlchemy"
+    assert fault.startswith(what)
     assert why == ""
-    assert remedy == install_command("learn")
+    assert remedy.endswith(install_command(extra))
+    assert not list(tmp_path.rglob("*.duckdb.d"))
 
 
 @pytest.mark.parametrize("has_state", [False, True])
