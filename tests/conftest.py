@@ -11,12 +11,15 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.forwarding.collector import Endpoint
+from tests.viewer.browsing import KEY
+from tests.viewer.client import Asking, AskingOf
 
 from lightning_otel import Store, capture, errors
 from lightning_otel.demo.server import DemoServer
@@ -143,6 +146,12 @@ def served() -> Iterator[Callable[..., str]]:
     yield serve
     for end in ends:
         end()
+
+
+@pytest.fixture
+def asking(served: Callable[..., str]) -> AskingOf:
+    """``asking(store)``: a served store, asked without a browser."""
+    return cache(lambda store: Asking(served(store, "", key=KEY)))
 
 
 def _serve(store: Store, token: str, key: str) -> tuple[str, Callable[[], None]]:

@@ -2,14 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.command import invoke
-from tests.viewer.client import Asking
+from tests.viewer.client import AskingOf
 
 from lightning_otel import (
     Advantage,
@@ -136,11 +135,9 @@ def test_what_cannot_be_saved_is_refused(filled: Store) -> None:
         filled.export("sft", None, selection="good")
 
 
-def test_pages_save_show_and_compare(
-    served: Callable[..., str], filled: Store, tmp_path: Path
-) -> None:
+def test_pages_save_show_and_compare(asking: AskingOf, filled: Store, tmp_path: Path) -> None:
     """From a list and from transitions; who takes a label back learns where it stays."""
-    asked = Asking(served(filled, "", key="a-key-of-some-length"))
+    asked = asking(filled)
     label = {"item": "r4", "name": "label", "author": "ana"}
     asked.post("/label", **label, reward="1")
     open_reward = asked.post("/selections?of=rollouts&status=succeeded", name="good")
@@ -179,9 +176,7 @@ def test_pages_save_show_and_compare(
     assert note.endswith("x.jsonl; save the selection again.")
 
 
-def test_a_damaged_file_is_told_and_stops_nothing_else(
-    served: Callable[..., str], filled: Store
-) -> None:
+def test_a_damaged_file_is_told_and_stops_nothing_else(asking: AskingOf, filled: Store) -> None:
     """The selection can be saved again, as it says; labels are replaced as ever."""
     assert filled.layout is not None
     emit_feedback(rating=5, name="good", author="ana", rollout_id="r4", store=filled)
@@ -198,7 +193,7 @@ def test_a_damaged_file_is_told_and_stops_nothing_else(
         rows(filled, "good")
 
     again = filled.save_selection("good", reward="good")
-    asked = Asking(served(filled, "", key="a-key-of-some-length"))
+    asked = asking(filled)
     replaced = asked.post("/label", item="r4", name="good", author="ana", reward="0.5")
 
     assert str(again) == "good@2"

@@ -7,13 +7,12 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.viewer.browsing import CHROMIUM, FLAGS, KEY, Shot, Visit, Visits, prefix
-from tests.viewer.client import Ask, Asking, AskingOf
+from tests.viewer.client import Ask, AskingOf
 
 from lightning_otel import Store
 
@@ -84,12 +83,6 @@ def shot(request: pytest.FixtureRequest) -> Shot:
             page.screenshot(path=Path(folder) / f"{stem}.png", full_page=is_whole)
 
     return take
-
-
-@pytest.fixture
-def asking(served: Callable[..., str]) -> AskingOf:
-    """``asking(store)``: a served store, asked without a browser."""
-    return cache(lambda store: Asking(served(store, "", key=KEY)))
 
 
 @pytest.fixture

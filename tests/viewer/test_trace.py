@@ -570,6 +570,22 @@ ABSURD = {
     f"/traces/{TRACE}/spans/{1:016x}/text?side=output&message=-99&part=0": 404,
     f"/traces/{TRACE}/spans/{1:016x}/tokens": 200,
     f"/traces/{TRACE}/raw": 200,
+    "/transitions?min_reward=nan": 400,
+    "/transitions?max_reward=one": 400,
+    "/transitions?since=yesterday-ish": 400,
+    "/transitions?capture=perfect": 400,
+    "/transitions?agents=re:(": 400,
+    "/transitions?agents=" + "x" * 3000: 400,
+    "/transitions?mode=a%00b": 400,
+    "/transitions?page=0": 400,
+    "/transitions?page=9": 200,
+    "/transitions?rollout_id=nobody": 404,
+    "/?by=nothing": 400,
+    "/?metric=%00": 400,
+    "/?by=": 200,
+    "/?by=time&by=step": 200,
+    "/?metric=reward&unknown=%FF%FE": 200,
+    "/?by=" + "x" * 60_000: 400,
 }
 
 
@@ -581,8 +597,14 @@ def asked(store: Store, asking: AskingOf) -> Asking:
 
 
 def test_absurd_questions_are_refused_or_answered(asked: Asking) -> None:
-    """A clear refusal or a safe page, never a fault."""
-    assert {path: asked.get(path).status for path in ABSURD} == ABSURD
+    """A page that says what can be asked, or a file; never a fault."""
+    answers = {path: asked.get(path) for path in ABSURD}
+
+    assert {path: answer.status for path, answer in answers.items()} == ABSURD
+    for path, answer in answers.items():
+        assert "default-src 'none'" in answer.headers["content-security-policy"], path
+        if answer.status != 200:
+            assert answer.headers["content-type"] == "text/html; charset=utf-8", path
 
 
 def test_a_form_gives_a_reward_once(asked: Asking, store: Store) -> None:
