@@ -9,9 +9,10 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import duckdb
 import openai
@@ -23,6 +24,7 @@ from lightning_otel.demo import train
 from lightning_otel.demo.server import DemoServer
 
 Cli = Callable[..., CompletedProcess[str]]
+Start = Callable[..., "subprocess.Popen[str]"]
 
 # Colours, moves the cursor, rings, names the window, turns the writing's direction.
 EVIL = "\x1b[31mred\x1b[0m\x07 \x9b2J \x1b]0;title\x07 \u202egnp\u2066 \u061c\u200f end"
@@ -83,6 +85,24 @@ def terminal(tmp_path: Path) -> Callable[..., str]:
         return found.decode().replace("\r\n", "\n")
 
     return run
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a command line in a process of its own, which ends with the test."""
+    children: list[subprocess.Popen[str]] = []
+
+    def run(*args: object) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "lightning_otel", *map(str, args)]
+        pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        children.append(subprocess.Popen(command, text=True, **pipes))
+        return children[-1]
+
+    yield run
+    for child in children:
+        child.kill()
+        with contextlib.suppress(ValueError):  # the test closed a pipe
+            child.communicate(timeout=20)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from tests.cli.conftest import Cli, lines_of_error
+from tests.cli.conftest import Cli, Start, lines_of_error
 from tests.cli.reference import reference
 from tests.manifests import seal_manifest
 
@@ -23,7 +23,6 @@ READING = (
     "sql 'SELECT 1'", "pack out.duckdb", "diff @last @last~1", "export triplets --dry-run",
 )  # fmt: skip
 COMMANDS = re.findall(r"^## ([\w-]+)$", reference(), re.MULTILINE)
-PROGRAM = [sys.executable, "-m", "lightning_otel"]
 
 
 def split(command: str) -> list[str]:
@@ -141,7 +140,7 @@ def test_store_that_may_not_be_read_is_said(command: str, tmp_path: Path) -> Non
     folder.chmod(0)
     # Root may read all the same, but for this.
     alone = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
-    args = [*alone, *PROGRAM, command, "--store", str(store)]
+    args = [*alone, sys.executable, "-m", "lightning_otel", command, "--store", str(store)]
 
     done = subprocess.run(args, capture_output=True, text=True, timeout=50)
     folder.chmod(0o700)
@@ -246,20 +245,6 @@ def test_own_fault_offers_the_traceback(
     assert full.stderr.splitlines()[-1] == f"try:   {again}"
 
 
-def test_damaged_data_file_is_made_anew_of_what_segments_hold(cli: Cli, copy: Path) -> None:
-    """Whoever reads next gets every span, and the store is whole again."""
-    before = cli("ls", "--json", "--store", copy)
-    Store(copy).settle()
-    (data,) = (path for path in Path(f"{copy}.d", "data").glob("spans-*.parquet"))
-    data.write_bytes(b"rubbish" * 100)
-
-    done = cli("ls", "--json", "--store", copy)
-    examined = cli("doctor", "--store", copy)
-
-    assert (done.returncode, done.stdout) == (0, before.stdout)
-    assert "nothing wrong" in examined.stdout + examined.stderr
-
-
 def test_version_is_that_of_the_package(spawn: Cli) -> None:
     """``python -m lightning_otel`` and the console program are one."""
     beside = Path(sys.executable).with_name("lightning-otel")
@@ -269,32 +254,24 @@ def test_version_is_that_of_the_package(spawn: Cli) -> None:
     assert spawn("--version").stdout == program.stdout == f"lightning-otel {__version__}\n"
 
 
-def test_reader_that_leaves_is_no_error(kept: Path) -> None:
+def test_reader_that_leaves_is_no_error(kept: Path, start: Start) -> None:
     """``| head -1`` gets its line, and nobody complains."""
-    with subprocess.Popen(
-        [*PROGRAM, "sql", "SELECT * FROM range(300000)", "--store", str(kept)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as child:  # fmt: skip
-        assert child.stdout is not None
-        assert child.stderr is not None
-        first = child.stdout.readline()
-        child.stdout.close()
+    child = start("sql", "SELECT * FROM range(300000)", "--store", kept)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    first = child.stdout.readline()
+    child.stdout.close()
 
-        assert (first, child.stderr.read(), child.wait(50)) == ("range\n", "", 0)
+    assert (first, child.stderr.read(), child.wait(50)) == ("range\n", "", 0)
 
 
-def test_follow_ends_with_ctrl_c_and_gives_0(copy: Path) -> None:
+def test_follow_ends_with_ctrl_c_and_gives_0(copy: Path, start: Start) -> None:
     """Ctrl-C is its way to end: what was delivered is kept."""
-    with subprocess.Popen(
-        [*PROGRAM, "follow", "consumer", "--store", str(copy)], stdout=subprocess.PIPE, text=True
-    ) as child:
-        try:
-            assert child.stdout is not None
-            assert child.stdout.readline().startswith("{")
-            child.send_signal(signal.SIGINT)
-            child.communicate(timeout=20)
-        finally:
-            child.kill()
+    child = start("follow", "consumer", "--store", copy)
+    assert child.stdout is not None
+    assert child.stdout.readline().startswith("{")
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=20)
 
     assert child.returncode == 0
 
