@@ -7,8 +7,9 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.serve.serving import JSON, PROTOBUF, Serving, body_of
@@ -299,14 +300,11 @@ def test_open_loopback_is_for_programs_of_this_machine(
 
 @pytest.mark.parametrize("more", [("--token-file", "token"), ("--host", "0.0.0.0")])
 def test_open_loopback_and_a_token_exclude_each_other(
-    tmp_path: Path, more: tuple[str, ...]
+    tmp_path: Path, spawn: Callable[..., Any], more: tuple[str, ...]
 ) -> None:
     """Who is to be asked for a token cannot be let in without one."""
-    where = ["--store", str(tmp_path / "t.duckdb"), "--port", "0"]
-    done = subprocess.run(
-        [sys.executable, "-m", "lightning_otel", "serve", "--open-loopback", *where, *more],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    where = ("--store", tmp_path / "t.duckdb", "--port", "0")
+    done = spawn("serve", "--open-loopback", *where, *more)
 
     assert done.returncode == 2, done.stderr
     assert "token" in done.stderr

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.acting import act
 from tests.serve.serving import JSON, Serving
 from tests.viewer.client import Answer
 
-from lightning_otel import Store, auto_trace, emit_action, emit_reward
+from lightning_otel import Store
 
 pytest.importorskip("hypercorn", reason="needs the extra serve")
 
@@ -42,10 +43,7 @@ class Client:
 
     def act(self, name: str, reward: float | None = None, **task: Any) -> None:
         """Have an agent take one step."""
-        with auto_trace(rollout_id=name, store=self.store, task=task or None):
-            emit_action("say", f"hi {name}")
-            if reward is not None:
-                emit_reward(reward)
+        act(self.store, name, reward, task=task or None)
 
 
 @pytest.fixture(scope="module")
