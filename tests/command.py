@@ -3,10 +3,13 @@
 import contextlib
 import io
 import json
+import os
 import sys
 from importlib.metadata import entry_points
 from subprocess import CompletedProcess
 from typing import NamedTuple
+
+import pytest
 
 from lightning_otel import Store
 
@@ -34,6 +37,13 @@ def invoke(*args: object) -> CompletedProcess[str]:
         texts.append(buffer.getvalue().decode())
     assert isinstance(code, int)
     return CompletedProcess(list(map(str, args)), code, *texts)
+
+
+def forget_settings(patch: pytest.MonkeyPatch) -> None:
+    """Forget what the developer's shell sets for us, OpenTelemetry or OpenAI."""
+    for name in list(os.environ):
+        if name.startswith(("OTEL_", "LIGHTNING_OTEL", "OPENAI_")) or name == "TRACEPARENT":
+            patch.delenv(name)
 
 
 class Finding(NamedTuple):

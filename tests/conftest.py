@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.command import forget_settings
 from tests.forwarding.collector import Endpoint
 from tests.viewer.browsing import KEY
 from tests.viewer.client import Asking, AskingOf
@@ -60,9 +61,7 @@ def _loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No setting of the developer's shell, and no default store outside the test's folder."""
-    for name in list(os.environ):
-        if name.startswith(("OTEL_", "LIGHTNING_OTEL", "OPENAI_")) or name == "TRACEPARENT":
-            monkeypatch.delenv(name)
+    forget_settings(monkeypatch)
     monkeypatch.setenv("LIGHTNING_OTEL_STORE", str(tmp_path / "default" / "traces.duckdb"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 

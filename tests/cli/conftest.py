@@ -17,7 +17,7 @@ from typing import Any
 import duckdb
 import openai
 import pytest
-from tests.command import invoke
+from tests.command import forget_settings, invoke
 
 from lightning_otel import Store, auto_trace, operation
 from lightning_otel.demo import train
@@ -111,9 +111,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("kept") / "traces.duckdb"
     store = Store(path)
     with pytest.MonkeyPatch.context() as patch:
-        for name in list(os.environ):
-            if name.startswith(("OTEL_", "LIGHTNING_OTEL", "OPENAI_")) or name == "TRACEPARENT":
-                patch.delenv(name)
+        forget_settings(patch)
         train(store, rollouts=3, seed=0)
         with (
             DemoServer() as server,

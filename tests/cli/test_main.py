@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,12 +26,6 @@ READING = (
 COMMANDS = re.findall(r"^## ([\w-]+)$", reference(), re.MULTILINE)
 
 
-def split(command: str) -> list[str]:
-    """The words of a command; SQL is one."""
-    head, _, query = command.partition(" '")
-    return [*head.split(), *([query.rstrip("'")] if query else [])]
-
-
 @pytest.mark.parametrize(
     "command", [*READING, "tail --once", "compact", "resources list", "train baseline"]
 )
@@ -40,7 +35,7 @@ def test_reading_makes_no_store(
     """Where no store stands, a reading command says so in three lines and leaves no trace."""
     monkeypatch.chdir(tmp_path)
 
-    done = cli(*split(command))
+    done = cli(*shlex.split(command))
 
     what, why, remedy = lines_of_error(done)
     assert done.returncode == 4
@@ -90,7 +85,7 @@ def test_newer_store_is_refused_by_name(cli: Cli, command: str, tmp_path: Path) 
     Store(store).add([])
     Path(f"{store}.d", "manifest.ndjson").write_bytes(seal_manifest([], schema=99))
 
-    done = cli(*split(command), "--store", store)
+    done = cli(*shlex.split(command), "--store", store)
 
     what, _, remedy = lines_of_error(done)
     assert done.returncode == 4
@@ -125,7 +120,7 @@ def test_empty_store_is_no_fault(
     path = tmp_path / "empty.duckdb"
     Store(path).add([])
 
-    done = cli(*split(command.format(tmp_path)), "--store", path)
+    done = cli(*shlex.split(command.format(tmp_path)), "--store", path)
 
     assert (done.returncode, len(done.stdout.splitlines())) == (code, out)
     assert err in done.stderr
@@ -340,7 +335,7 @@ def test_a_store_is_looked_at_without_any_extra(
               "pyarrow")  # fmt: skip
 
     done = run_without(
-        extras, *((*split(each), "--store", str(copy)) for each in commands), cwd=tmp_path
+        extras, *((*shlex.split(each), "--store", str(copy)) for each in commands), cwd=tmp_path
     )
 
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ from subprocess import CompletedProcess
 
 import pytest
 from tests.cli.conftest import Cli, lines_of_error
+from tests.command import forget_settings
 from tests.manifests import seal_manifest
 
 from lightning_otel import Store
@@ -78,7 +79,8 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
     (folder / "family.py").write_text(FAMILY)
     (folder / "judge.py").write_text(JUDGE)
     store = folder / "store" / "traces.duckdb"
-    with DemoServer() as server:
+    with DemoServer() as server, pytest.MonkeyPatch.context() as patch:
+        forget_settings(patch)
         done = subprocess.run(
             [
                 sys.executable, "-m", "lightning_otel", "run", "--store", str(store),
@@ -89,11 +91,6 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
             input=b"\x00\xff raw bytes\n",
             capture_output=True,
             cwd=folder,
-            env={
-                name: value
-                for name, value in os.environ.items()
-                if not name.startswith(("OTEL_", "LIGHTNING_OTEL"))
-            },
             timeout=55,
         )  # fmt: skip
     return done, Store(store)
@@ -107,12 +104,14 @@ def model_of(span: Span) -> str:
 
 
 def test_run_passes_streams_and_code_through(family: Family) -> None:
-    """Standard input, output and error are the program's to the byte, and so is the exit code."""
-    done, _ = family
+    """To the byte; the exit code is the program's, and so are options after its name."""
+    done, store = family
 
     assert done.returncode == 7
     assert done.stdout == b"\nsetyb war \xff\x00"
     assert done.stderr.startswith(b"to stderr\n")
+    assert not (Path(store.name).parent.parent / "not-ours").exists()
+    assert store.name.endswith("/store/traces.duckdb")
 
 
 def test_run_keeps_every_process_in_one_rollout(family: Family) -> None:
@@ -231,14 +230,6 @@ def test_run_says_what_was_kept(family: Family) -> None:
     assert lines[1] == f"⚡ {len(spans) - 1} spans, {calls} calls, 1 reward → {store.name}"
     # Where the command is not on the PATH, the hint names the whole path.
     assert lines[-1].endswith(f"lightning-otel show the-run --store {store.name}")
-
-
-def test_run_stamps_nothing_on_the_command_line(family: Family) -> None:
-    """Options after the program's name are the program's."""
-    _, store = family
-
-    assert not (Path(store.name).parent.parent / "not-ours").exists()
-    assert store.name.endswith("/store/traces.duckdb")
 
 
 @pytest.fixture
