@@ -15,7 +15,6 @@ FLAGS: Final = [
 ]  # fmt: skip
 KEY: Final = "a-key-of-some-length"
 Visits = Callable[..., Any]
-Shot = Callable[..., None]
 
 
 class Visit:

@@ -4,8 +4,9 @@ import json
 from typing import Any
 
 import pytest
+from tests.acting import act
 from tests.command import invoke
-from tests.viewer.browsing import KEY, Shot, Visits, violations
+from tests.viewer.browsing import KEY, Visits, violations
 from tests.viewer.client import Answer, AskingOf
 
 from lightning_otel import (
@@ -49,9 +50,7 @@ def press(page: Any, key: str, item: str, name: str = "good") -> None:
     )
 
 
-def test_a_sitting_takes_a_key_an_item_and_one_load(
-    visit: Visits, judged: Store, shot: Shot
-) -> None:
+def test_a_sitting_takes_a_key_an_item_and_one_load(visit: Visits, judged: Store) -> None:
     """From the list by keys: score, skip, undo, and the end; the program's reward stays."""
     page = visit(judged, "/rollouts?agent=solver")
     page.keyboard.press("b")
@@ -73,7 +72,6 @@ def test_a_sitting_takes_a_key_an_item_and_one_load(
     assert page.is_visible("#end")
     assert loads == []
     assert "3 labelled" in page.inner_text(".desk")
-    shot(page)
     page.evaluate("sending")
     page.go_back()
     page.go_forward()
@@ -184,8 +182,7 @@ def test_labels_that_waited_take_the_place_of_earlier_ones(asking: AskingOf, jud
             "POST", "/v1/feedback", json.dumps({**body, "feedback_id": feedback_id}),
             Content_Type="application/json", Accept="application/json",
         )  # fmt: skip
-    with auto_trace(store=judged, rollout_id="r9"):
-        emit_action("done")
+    act(judged, "r9")
 
     settled = invoke("export", "triplets", "--store", judged.name)
 
