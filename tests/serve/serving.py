@@ -62,11 +62,8 @@ class Serving:
 
     def memory_mb(self) -> float:
         """The most memory it had since it began."""
-        return self._status_mb("VmHWM")
-
-    def _status_mb(self, name: str) -> float:
         text = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(text.partition(f"{name}:")[2].split()[0]) / 1024
+        return int(text.partition("VmHWM:")[2].split()[0]) / 1024
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Tell it to end; gives its exit code and what it said on stderr."""

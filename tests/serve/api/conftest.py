@@ -1,8 +1,6 @@
 """A server with a store that agents have written, asked as a client asks it."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +9,6 @@ from tests.serve.serving import JSON, Serving
 from tests.viewer.client import Answer
 
 from lightning_otel import Store
-
-pytest.importorskip("hypercorn", reason="needs the extra serve")
 
 
 class Client:
@@ -47,8 +43,6 @@ class Client:
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def client(shared: Serving) -> Client:
     """A client of a server that the tests of a module share."""
-    folder: Path = tmp_path_factory.mktemp("api")
-    with Serving(folder / "traces.duckdb", "--port", "0") as running:
-        yield Client(running)
+    return Client(shared)

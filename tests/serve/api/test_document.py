@@ -12,17 +12,14 @@ from urllib.parse import quote, urlencode
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from starlette.applications import Starlette
+from starlette.routing import Match
 from tests.acting import act
 from tests.pages import DOCS, blocks, part, python, ran
 from tests.serve.api.conftest import Client
 from tests.serve.serving import Serving
 from tests.viewer.client import Answer
-
-pytest.importorskip("hypercorn", reason="needs the extra serve")
-
-from openapi_spec_validator import OpenAPIV31SpecValidator
-from starlette.applications import Starlette
-from starlette.routing import Match
 
 from lightning_otel import Store
 from lightning_otel.serve import otlp
