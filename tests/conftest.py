@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +27,9 @@ from lightning_otel.demo.server import DemoServer
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import writers_by_catalogue
 from lightning_otel.tracing import emitters
+
+if TYPE_CHECKING:
+    import openai
 
 settings.register_profile(
     "shared machine",
@@ -119,6 +122,15 @@ def server() -> Iterator[DemoServer]:
     """An OpenAI-compatible server on loopback, with a log of all it was asked and answered."""
     with DemoServer() as running:
         yield running
+
+
+@pytest.fixture
+def client(server: DemoServer) -> Iterator["openai.OpenAI"]:
+    """A client of that server that does not retry."""
+    import openai
+
+    with openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -26,12 +26,6 @@ def _off_again() -> Iterator[None]:
     debugging.flush()
 
 
-@pytest.fixture
-def client(server: DemoServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as made:
-        yield made
-
-
 def ask(client: openai.OpenAI, model: str = "toy") -> Any:
     """One request that says something secret."""
     messages: Any = [{"role": "user", "content": SECRET}]

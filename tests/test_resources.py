@@ -318,7 +318,7 @@ def test_running_process_picks_up_what_another_published(
 
 @pytest.mark.parametrize("act", ["publish", "promote", "rollback"])
 def test_what_this_process_changes_is_used_at_once(
-    store: Store, server: DemoServer, act: str
+    store: Store, server: DemoServer, client: openai.OpenAI, act: str
 ) -> None:
     """The next rollout of an unchanged agent is made with it, and others of this process, too."""
     resources, other = Resources(State(store.name)), Resources(State(store.name))
@@ -327,10 +327,7 @@ def test_what_this_process_changes_is_used_at_once(
     resources.publish("system_prompt", "third", alias="canary", weight=0.0)
 
     def sent() -> str:
-        with (
-            auto_trace(store=store, apply=True),
-            openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client,
-        ):
+        with auto_trace(store=store, apply=True):
             client.chat.completions.create(
                 model="toy", messages=[{"role": "user", "content": "hi"}]
             )

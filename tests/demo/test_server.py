@@ -31,13 +31,6 @@ def server() -> Iterator[DemoServer]:
         yield running
 
 
-@pytest.fixture
-def client(server: DemoServer) -> Iterator[openai.OpenAI]:
-    """A client of that server that does not retry."""
-    with openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as opened:
-        yield opened
-
-
 def test_same_seed_gives_the_same_words() -> None:
     """Two servers with one seed answer concurrent requests alike, and ids stay unique."""
     bodies: list[list[Any]] = [[{"role": "tool", "content": str(i)}] for i in range(20)]

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import openai
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -18,7 +17,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests import facts as facts_of_log
 
 from lightning_otel import capture, provider, uninstrument
-from lightning_otel.demo.server import DemoServer
 
 
 class SilentServer:
@@ -76,13 +74,6 @@ def instrumentor(name: str) -> Any:
 def facts() -> ModuleType:
     """What spans must say."""
     return facts_of_log
-
-
-@pytest.fixture
-def client(server: DemoServer) -> Iterator[openai.OpenAI]:
-    """A client of the server that does not retry."""
-    with openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as opened:
-        yield opened
 
 
 @pytest.fixture
