@@ -1,5 +1,6 @@
 """Rollouts of one step, as a traced program leaves them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from lightning_otel import Store, auto_trace, emit_action, emit_observation, emit_reward
@@ -8,7 +9,7 @@ from lightning_otel import Store, auto_trace, emit_action, emit_observation, emi
 def act(
     store: Store,
     rollout_id: str | None = None,
-    reward: float | None = None,
+    reward: float | Mapping[str, float] | None = None,
     *,
     seen: str = "",
     said: str = "done",

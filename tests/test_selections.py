@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.acting import act
 from tests.command import invoke
 from tests.viewer.client import AskingOf
 
@@ -18,8 +19,6 @@ from lightning_otel import (
     auto_trace,
     emit_action,
     emit_feedback,
-    emit_observation,
-    emit_reward,
     retract_reward,
 )
 from lightning_otel.errors import NotFoundError, StoreError
@@ -27,10 +26,7 @@ from lightning_otel.types import conventions as c
 
 
 def record(store: Store, rollout_id: str, reward: float) -> None:
-    with auto_trace(store=store, rollout_id=rollout_id, agent="solver", task=rollout_id):
-        emit_observation("seen")
-        emit_action("done")
-        emit_reward({"resolved": reward}, primary="resolved")
+    act(store, rollout_id, {"resolved": reward}, seen="seen", agent="solver", task=rollout_id)
 
 
 @pytest.fixture

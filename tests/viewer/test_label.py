@@ -9,27 +9,15 @@ from tests.command import invoke
 from tests.viewer.browsing import KEY, Visits, violations
 from tests.viewer.client import Answer, AskingOf
 
-from lightning_otel import (
-    ConfigError,
-    Store,
-    auto_trace,
-    emit_action,
-    emit_feedback,
-    emit_observation,
-    emit_reward,
-)
+from lightning_otel import ConfigError, Store, auto_trace, emit_feedback
 
 
 @pytest.fixture
 def judged(store: Store) -> Store:
     """Four rollouts; the program calls each of them resolved."""
     for number in range(4):
-        with auto_trace(
-            store=store, rollout_id=f"r{number}", agent="solver", task=f"task {number}"
-        ):
-            emit_observation(f"seen {number}")
-            emit_action(f"done {number}")
-            emit_reward({"resolved": 0.25}, primary="resolved")
+        words = {"seen": f"seen {number}", "said": f"done {number}", "task": f"task {number}"}
+        act(store, f"r{number}", {"resolved": 0.25}, agent="solver", **words)
     return store
 
 
