@@ -3,10 +3,13 @@
 import contextlib
 import io
 import json
+import os
 import sys
 from importlib.metadata import entry_points
 from subprocess import CompletedProcess
 from typing import NamedTuple
+
+import pytest
 
 from lightning_otel import Store
 
@@ -36,6 +39,13 @@ def invoke(*args: object) -> CompletedProcess[str]:
     return CompletedProcess(list(map(str, args)), code, *texts)
 
 
+def forget_settings(patch: pytest.MonkeyPatch) -> None:
+    """Forget what the developer's shell sets for us, OpenTelemetry or OpenAI."""
+    for name in list(os.environ):
+        if name.startswith(("OTEL_", "LIGHTNING_OTEL", "OPENAI_")) or name == "TRACEPARENT":
+            patch.delenv(name)
+
+
 class Finding(NamedTuple):
     """A line of ``doctor``."""
 
@@ -46,6 +56,5 @@ class Finding(NamedTuple):
 
 
 def examine(store: Store) -> list[Finding]:
-    """Return what ``doctor`` finds."""
     done = invoke("doctor", "--json", "--store", store.name)
     return [Finding(**row) for row in json.loads(done.stdout)]

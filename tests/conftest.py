@@ -11,19 +11,25 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.command import forget_settings
 from tests.forwarding.collector import Endpoint
+from tests.viewer.browsing import KEY
+from tests.viewer.client import Asking, AskingOf
 
 from lightning_otel import Store, capture, errors
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import writers_by_catalogue
 from lightning_otel.tracing import emitters
+
+if TYPE_CHECKING:
+    import openai
 
 settings.register_profile(
     "shared machine",
@@ -58,9 +64,7 @@ def _loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No setting of the developer's shell, and no default store outside the test's folder."""
-    for name in list(os.environ):
-        if name.startswith(("OTEL_", "LIGHTNING_OTEL", "OPENAI_")) or name == "TRACEPARENT":
-            monkeypatch.delenv(name)
+    forget_settings(monkeypatch)
     monkeypatch.setenv("LIGHTNING_OTEL_STORE", str(tmp_path / "default" / "traces.duckdb"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -121,8 +125,10 @@ def server() -> Iterator[DemoServer]:
 
 
 @pytest.fixture
-def client(server: DemoServer) -> Iterator[openai.OpenAI]:
+def client(server: DemoServer) -> Iterator["openai.OpenAI"]:
     """A client of that server that does not retry."""
+    import openai
+
     with openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as opened:
         yield opened
 
@@ -151,6 +157,12 @@ def served() -> Iterator[Callable[..., str]]:
     yield serve
     for end in ends:
         end()
+
+
+@pytest.fixture
+def asking(served: Callable[..., str]) -> AskingOf:
+    """``asking(store)``: a served store, asked without a browser."""
+    return cache(lambda store: Asking(served(store, "", key=KEY)))
 
 
 def _serve(store: Store, token: str, key: str) -> tuple[str, Callable[[], None]]:

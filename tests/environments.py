@@ -318,7 +318,6 @@ def make(folder: Path, environment: Environment) -> Path:
 
 
 def releases(python: Path, distributions: str) -> str:
-    """The installed releases of some distributions, for the line that is printed."""
     code = (
         "import sys; from importlib.metadata import version\n"
         "print(', '.join(f'{name} {version(name)}' for name in sys.argv[1:]))"
@@ -392,7 +391,6 @@ def passes(name: str, folder: Path, report: Path) -> bool:
 
 
 def say(line: str) -> None:
-    """Print at once, also into a pipe."""
     print(line, flush=True)  # noqa: T201  # a command's output
 
 

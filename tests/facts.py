@@ -75,7 +75,6 @@ def sent(exchange: LogEntry) -> str:
 
 
 def calls(recording: Recording) -> list[Span]:
-    """The recording's call spans."""
     return [span for span in recording.spans() if c.OPERATION in span.attributes]
 
 
@@ -207,7 +206,6 @@ def content(exchange: LogEntry) -> dict[str, str]:
 
 
 def tokens(response: dict[str, Any]) -> dict[str, str]:
-    """Token ids and logprobs, packed."""
     choices = response.get("choices", ())
     found = {}
     holders = [response, *choices]

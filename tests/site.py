@@ -48,7 +48,6 @@ class _Fetches(HTMLParser):
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep the address of what the element fetches."""
         self.found += [value or "" for name, value in attrs if name == _FETCHED.get(tag)]
 
 

@@ -19,7 +19,6 @@ from lightning_otel.views.trace import make_trace
 
 
 def of(forest: Forest, **options: Any) -> Analysis:
-    """What is said of a forest's spans."""
     return analyze(make_trace(forest.spans), **options)
 
 
@@ -32,7 +31,6 @@ def told(found: Analysis) -> dict[str, list[str]]:
 
 
 def usage(tokens_in: int, tokens_out: int, model: str = "m-large") -> dict[str, Any]:
-    """What a server counted."""
     return {c.INPUT_TOKENS: tokens_in, c.OUTPUT_TOKENS: tokens_out, c.RESPONSE_MODEL: model}
 
 

@@ -24,7 +24,6 @@ class Traffic:
             self.resources.publish("p", f"version {version}")
 
     def compare(self, a: int, b: int, **options: Any) -> Any:
-        """Compare two versions by their rollouts."""
         return self.resources.compare("p", a, b, self.store, **options)
 
     def run(

@@ -17,17 +17,13 @@ from lightning_otel.cli.program import child_environment
 CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 
-def content(*, is_kept: bool, is_exported: bool) -> config.Content:
-    return config.Content(is_kept=is_kept, is_exported=is_exported)
-
-
 def exported(value: str) -> dict[str, str]:
     return {"LIGHTNING_OTEL_EXPORT_CONTENT": value}
 
 
-HERE = content(is_kept=True, is_exported=False)
-NOWHERE = content(is_kept=False, is_exported=False)
-OUT = content(is_kept=True, is_exported=True)
+HERE = config.Content(is_kept=True, is_exported=False)
+NOWHERE = config.Content(is_kept=False, is_exported=False)
+OUT = config.Content(is_kept=True, is_exported=True)
 STORE = "LIGHTNING_OTEL_STORE"
 ROLLOUT, ATTEMPT = "LIGHTNING_OTEL_ROLLOUT_ID", "LIGHTNING_OTEL_ATTEMPT_ID"
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}

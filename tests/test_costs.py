@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from tests.adapter.forest import Forest
-from tests.viewer.browsing import KEY
-from tests.viewer.client import Asking
+from tests.viewer.client import AskingOf
 
 from lightning_otel import Store, analyze_episode
 from lightning_otel.types import conventions as c
@@ -49,6 +48,7 @@ CASES: dict[str, tuple[list[tuple[Any, ...]], float | None]] = {
 def test_every_door_says_the_same_cost(
     store: Store,
     served: Callable[..., str],
+    asking: AskingOf,
     spawn: Callable[..., Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -67,7 +67,7 @@ def test_every_door_says_the_same_cost(
         store.add(forest.spans)
     expected = {name: cost for name, (_, cost) in CASES.items() if cost is not None}
     total = sum(expected.values())
-    asking = Asking(served(store, "", key=KEY))
+    asked = asking(store)
 
     def run(*args: str) -> Any:
         return json.loads(spawn(*args, "--json", "--store", store.name).stdout)
@@ -80,7 +80,7 @@ def test_every_door_says_the_same_cost(
         ],
         "ls": run("ls"),
         "ls traces": run("ls", "traces"),
-        "HTTP": json.loads(asking.get("/v1/rollouts?limit=100").body)["rollouts"],
+        "HTTP": json.loads(asked.get("/v1/rollouts?limit=100").body)["rollouts"],
         "server": Store(served(store)).rollouts(),
     }
     for door, rows in doors.items():
@@ -96,14 +96,14 @@ def test_every_door_says_the_same_cost(
     counted = run("stats")
     assert (counted["cost"], counted["unpriced"]) == (pytest.approx(total), 4)
     for page in ("/rollouts", "/traces"):
-        words = asking.get(page).words.split()
+        words = asked.get(page).words.split()
         assert sum(word == "$8.80" for word in words) == 1, page
         assert sum(word == "$0.5000" for word in words) == 3, page
-    assert "Cost" in asking.get("/rollouts/longer").words
-    assert "$8.80" in asking.get("/rollouts/longer").words
-    assert "$8.80" in asking.get(f"/traces/{2:032x}").words
-    assert "cost in dollars 0.4 8.8 " in asking.get("/traces/long/diff?with=longer").words
-    assert str(8.800004) in asking.get("/sql?q=SELECT+max(cost)+FROM+rollouts").words
+    assert "Cost" in asked.get("/rollouts/longer").words
+    assert "$8.80" in asked.get("/rollouts/longer").words
+    assert "$8.80" in asked.get(f"/traces/{2:032x}").words
+    assert "cost in dollars 0.4 8.8 " in asked.get("/traces/long/diff?with=longer").words
+    assert str(8.800004) in asked.get("/sql?q=SELECT+max(cost)+FROM+rollouts").words
 
     prices.write_text("model,input,output\nlong-*,1,0\n")
     (row,) = store.sql("SELECT cost FROM rollouts WHERE rollout_id = 'long'")

@@ -33,7 +33,6 @@ def ask(client: openai.OpenAI, model: str = "toy") -> Any:
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The lines so far."""
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("lightning-otel: ") for line in lines)
     return [line.removeprefix("lightning-otel: ") for line in lines]

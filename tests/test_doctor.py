@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.acting import act
 from tests.command import Finding, examine
 from tests.forwarding.collector import Endpoint, Reply
 from tests.manifests import seal_manifest
 
-from lightning_otel import Store, auto_trace, emit_action
+from lightning_otel import Store, auto_trace
 
 BASE = """
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
@@ -31,8 +32,7 @@ class I(BaseInstrumentor):
 @pytest.fixture
 def recorded(store: Store) -> Store:
     """A store with two spans, one of them an action."""
-    with auto_trace(store=store):
-        emit_action("hello")
+    act(store)
     store.writer().seal()
     return store
 

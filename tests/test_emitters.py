@@ -30,7 +30,6 @@ from lightning_otel import (
     emit_span,
     emit_state,
 )
-from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import conventions as c
 
@@ -242,13 +241,10 @@ def test_number_of_a_sum_is_rounded_for_people(store: Store) -> None:
 @pytest.mark.parametrize("is_recorded", [True, False])
 @pytest.mark.parametrize("name", ["response_id", "rollout_id", "span_id"])
 def test_late_reward_reaches_its_call(
-    name: str, is_recorded: bool, server: DemoServer, warnings_in: Warnings
+    name: str, is_recorded: bool, client: openai.OpenAI, warnings_in: Warnings
 ) -> None:
     """A reward given after the rollout is credited to what it names, from wherever it is given."""
-    with (
-        openai.OpenAI(base_url=server.base_url, api_key="none") as client,
-        auto_trace() as recording,
-    ):
+    with auto_trace() as recording:
         reply = client.chat.completions.create(
             model="toy", messages=[{"role": "user", "content": "hi"}]
         )

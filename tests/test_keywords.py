@@ -32,24 +32,20 @@ KINDS: Final[Mapping[str, tuple[Any, ...]]] = {
 
 def select(store: Store, name: str, value: Any) -> object:
     """Make a table; nothing is read yet."""
-    keywords: Any = {name: value}
-    return store.transitions(**keywords)
+    return store.transitions(**{name: value})
 
 
 def trace(store: Store, name: str, value: Any) -> object:
     """Make a block; nothing is entered yet."""
-    keywords: Any = {"store": store, name: value}
-    return lo.auto_trace(**keywords)
+    return lo.auto_trace(**{"store": store, name: value})
 
 
 def surround(store: Store, name: str, value: Any) -> object:
-    keywords: Any = {"store": store, name: value}
-    return lo.context(**keywords)
+    return lo.context(**{"store": store, name: value})
 
 
 def train(store: Store, name: str, value: Any) -> object:
-    keywords: Any = {"store": store, name: value}
-    return Trainer(**keywords)
+    return Trainer(**{"store": store, name: value})
 
 
 def search(store: Store, name: str, value: Any) -> object:

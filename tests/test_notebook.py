@@ -11,9 +11,19 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from tests.acting import act
 from tests.pages import ran
+from tests.test_picture import parsed
 
-from lightning_otel import Resources, Store, auto_trace, emit_action, emit_observation, emit_reward
+from lightning_otel import (
+    Recording,
+    Resources,
+    Store,
+    auto_trace,
+    emit_action,
+    emit_observation,
+    emit_reward,
+)
 from lightning_otel.adapter import TripletAdapter
 from lightning_otel.resources.comparison import Comparison
 from lightning_otel.state import State
@@ -42,8 +52,15 @@ def published(store: Store) -> Resource:
     return Resources(State(store.name)).publish("system_prompt", f"one\n{EVIL}")
 
 
+def record_evil(store: Store) -> Recording:
+    with auto_trace(store=store, rollout_id="<b>r</b>") as recording:
+        emit_action("</td><script>alert(1)</script>")
+        emit_reward("<i>", 0.5)
+    parsed(recording._repr_html_())
+    return recording
+
+
 def path_of(store: Store) -> Trajectory:
-    """The first trajectory."""
     return next(iter(store.trajectories()))
 
 
@@ -59,6 +76,13 @@ SHOWN: dict[str, tuple[Callable[[Store], Any], list[str], int | None]] = {
         lambda store: path_of(store).transitions[0],
         ["&lt;img src=x onerror=alert(1)&gt;", ">observation<", ">action<"], None,
     ),
+    "a recording": (record_evil, ["&lt;b&gt;r&lt;/b&gt;"], None),
+    "an empty one": (lambda _: Recording(), ["&lt;Recording of nothing&gt;"], None),
+    "an answer": (
+        lambda store: store.sql("SELECT '<script>' AS \"<b>\", range AS n FROM range(50)"),
+        ["&lt;b&gt;", "the first 20 of 50 rows"], 21,
+    ),
+    "steps": (Store.transitions, ["&lt;/td&gt;&lt;/pre&gt;&lt;script&gt;"], None),
     "a trace": (lambda store: store.spans(rollout_id="r0<b>"), ["<svg"], None),
     "several traces": (lambda store: store.spans(), ["<p>8 spans</p>"], 9),
     "no trace": (lambda store: store.spans(rollout_id="none"), [], None),
@@ -135,8 +159,7 @@ def test_notebook_tables_say_how_many_rows_there_are(
 ) -> None:
     """Twenty rows are shown; the whole count stands below, unless to count takes too long."""
     for index in range(25):
-        with auto_trace(store=store, rollout_id=f"r{index}"):
-            emit_action("a")
+        act(store, f"r{index}")
 
     assert "the first 20 of 25 transitions" in shown(store.transitions())
     assert "the first 20 of 25 conversations" in shown(store.messages())

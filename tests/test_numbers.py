@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import pytest
-from tests.cli.conftest import Cli, cli
+from tests.command import invoke
 
 from lightning_otel import Queue, Resources, Runner, Store, emit_reward, run_workers
 from lightning_otel.errors import ConfigError, NotFoundError
@@ -14,8 +14,6 @@ from lightning_otel.state.requests import Requests
 from lightning_otel.state.runs import Runs
 from lightning_otel.trainer import Trainer
 from lightning_otel.types import Rollout
-
-__all__ = ["cli"]
 
 Door = Callable[[Store, State, Any], object]
 HUGE: Final = (2**70, 10**5000)
@@ -110,9 +108,9 @@ def test_a_task_has_a_bound(store: Store) -> None:
     ["ls --limit {}", "queue --limit {}", "train --samples {}", "train --max-iterations {}",
      "resources publish p x --alias canary --weight {}", "resources publish p x --parent {}"],
 )  # fmt: skip
-def test_the_command_line_refuses_it(cli: Cli, store: Store, command: str, number: str) -> None:
+def test_the_command_line_refuses_it(store: Store, command: str, number: str) -> None:
     """With the code of wrong usage, or of nothing found; never as a bug of ours."""
-    done = cli(*command.format(number).split(), "--store", store.name)
+    done = invoke(*command.format(number).split(), "--store", store.name)
 
     assert done.returncode in (2, 3), done.stderr
     assert "bug" not in done.stderr

@@ -1,13 +1,11 @@
 """The picture of a rollout: what it shows, and that nothing in it can act."""
 
 import re
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from tests.adapter.forest import SECOND, Forest, reward_attributes, said
 
-from lightning_otel import Recording, Store, auto_trace, emit_action, emit_reward
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.html import escape, render_table
@@ -199,23 +197,3 @@ def test_text_is_cut_by_its_width() -> None:
     assert escape("abc", 3) == "abc"
     assert escape("abcd", 3) == "ab…"
     assert escape("e\u0301" * 3, 3) == "e\u0301" * 3
-
-
-def test_notebooks_show_recordings_and_tables(tmp_path: Path) -> None:
-    """A recording shows its picture, a table its first rows; neither runs anything."""
-    store = Store(tmp_path / "traces.duckdb")
-    with auto_trace(store=store, rollout_id="<b>r</b>") as recording:
-        emit_action("</td><script>alert(1)</script>")
-        emit_reward("<i>", 0.5)
-
-    drawn = recording._repr_html_()
-    shown = store.sql("SELECT '<script>' AS \"<b>\", range AS n FROM range(50)")._repr_html_()
-
-    parsed(drawn)
-    assert "&lt;b&gt;r&lt;/b&gt;" in drawn
-    steps = store.transitions()._repr_html_()
-    assert "<script>" not in shown + steps
-    assert "&lt;/td&gt;&lt;script&gt;" in steps
-    assert shown.count("<tr>") == 21
-    assert "the first 20 of 50 rows" in shown
-    assert Recording()._repr_html_() == "&lt;Recording of nothing&gt;"

@@ -61,13 +61,11 @@ class Process:
         )
 
     def spans(self) -> list[Span]:
-        """What the default store of the scripts holds."""
         return self.store.spans().rows()
 
 
 @pytest.fixture
 def process(tmp_path: Path) -> Process:
-    """Runs scripts in processes of their own."""
     return Process(tmp_path)
 
 
@@ -276,6 +274,34 @@ SCRIPTS: dict[str, tuple[str, dict[str, str], str | None, list[str]]] = {
         instances = {span.otel_resource.get("service.instance.id") for span in recording.spans()}
         assert len(instances) == 2
         """, {}, "", [ROOT, SAID, SAID],
+    ),
+    # The SDK's hook at a fork looks for resources in a pool of threads; ours does not.
+    "a fork starts no thread and goes on recording": (
+        """
+        events = []
+        sys.addaudithook(lambda event, args: events.append(event))
+        with lo.auto_trace():
+            lo.emit_action("parent")
+            events.clear()
+            pid = os.fork()
+            if pid == 0:
+                lo.emit_action("child")
+                os._exit("_thread.start_new_thread" in events)
+            assert os.waitpid(pid, 0)[1] == 0
+        """, {}, "", [ROOT, c.SPAN_ACTION, c.SPAN_ACTION],
+    ),
+    "threads that cannot be patched and a broken instrumentor leave openai's on": (
+        """
+        import logging, openai._base_client as base, autogen_core
+        from lightning_otel.instrumentors import threads
+        logging.disable()
+        def broken(*args):
+            raise KeyError("start")
+        threads.replace = broken
+        provider.INSTRUMENTORS["autogen_core"] = "no.such:Instrumentor"
+        lo.instrument()
+        assert hasattr(base.SyncAPIClient.request, "__lightning_otel_wrapped__")
+        """, {}, "", [],
     ),
     "what is no traceparent is no parent": (
         """
@@ -559,47 +585,6 @@ def test_disabled_instrumentor_stays_off(
     assert (done.returncode, done.stderr) == (0, "")
     calls = [span for span in process.spans() if span.name == "chat m"]
     assert len(calls) == (disabled != "lightning-openai")
-
-
-def test_fork_starts_no_thread_and_goes_on_recording(process: Process) -> None:
-    """The SDK's hook at a fork looks for resources in a pool of threads; ours does not."""
-    done = process.run(
-        """
-        events = []
-        sys.addaudithook(lambda event, args: events.append(event))
-        with lo.auto_trace():
-            lo.emit_action("parent")
-            events.clear()
-            pid = os.fork()
-            if pid == 0:
-                lo.emit_action("child")
-                os.write(1, repr("_thread.start_new_thread" in events).encode())
-                os._exit(0)
-            os.waitpid(pid, 0)
-        """
-    )
-
-    assert (done.stdout, done.stderr) == ("False", "")
-    assert len([span for span in process.spans() if span.name != c.SPAN_ROLLOUT]) == 2
-
-
-def test_part_that_fails_takes_no_other_with_it(process: Process) -> None:
-    """Threads that cannot be patched and a broken instrumentor leave openai's on, and no trace."""
-    done = process.run(
-        """
-        import logging, openai._base_client as base, autogen_core
-        from lightning_otel.instrumentors import threads
-        logging.disable()
-        def broken(*args):
-            raise KeyError("start")
-        threads.replace = broken
-        provider.INSTRUMENTORS["autogen_core"] = "no.such:Instrumentor"
-        lo.instrument()
-        print(hasattr(base.SyncAPIClient.request, "__lightning_otel_wrapped__"))
-        """
-    )
-
-    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 def test_instrument_refuses_a_library_it_does_not_know() -> None:

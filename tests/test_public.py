@@ -6,6 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
+from tests.acting import act
 
 import lightning_otel
 import lightning_otel as lo
@@ -166,10 +167,7 @@ class Odd(lo.BaseAlgorithm):
 
 
 def recorded(store: Store) -> Store:
-    """The store, with a rewarded rollout."""
-    with lo.auto_trace(store=store):
-        lo.emit_action("said", "hi")
-        lo.emit_reward(1.0)
+    act(store, reward=1.0)
     return store
 
 

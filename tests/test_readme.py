@@ -1,8 +1,6 @@
 """What the README says is run as it stands there, in an empty folder."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +9,7 @@ import pytest
 from tests.algorithms.apo.test_page import Writer
 from tests.examples import matrix
 from tests.forwarding.collector import Endpoint
-from tests.pages import AGENT, README, ROOT, blocks, environment, part
+from tests.pages import AGENT, README, ROOT, blocks, part, python, ran
 
 from lightning_otel import Store, auto_trace, emit_reward
 from lightning_otel.demo.agent import solve
@@ -59,28 +57,16 @@ COMMANDS = Commands(*blocks(PAGE, "bash"))
 
 @pytest.fixture
 def shell(tmp_path: Path, server: DemoServer) -> dict[str, str]:
-    """An environment in which `your_agent.py` works and the README's commands are found."""
+    """The settings with which `your_agent.py` works."""
     (tmp_path / "your_agent.py").write_text(AGENT)
-    return environment(AGENT_MODEL_URL=server.base_url)
-
-
-def run(command: list[str], folder: Path, settings: dict[str, str]) -> str:
-    """A command's stdout; it must succeed."""
-    done = subprocess.run(
-        command, cwd=folder, env=settings, capture_output=True, text=True, timeout=50
-    )
-
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return {"AGENT_MODEL_URL": server.base_url}
 
 
 def test_readme_python_runs(tmp_path: Path, shell: dict[str, str], server: DemoServer) -> None:
     """Every Python block of the README runs, one after the other, in a fresh folder."""
-    program = "\n".join(blocks(PAGE, "python"))
-
     with DemoServer(Model()) as model:
-        settings = environment(OPENAI_BASE_URL=model.base_url, OPENAI_API_KEY="none")
-        out = run([sys.executable, "-W", "error", "-c", program], tmp_path, settings)
+        settings = {"OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "none"}
+        out = ran(python(PAGE), tmp_path, **settings).stdout
 
     assert (tmp_path / "transitions.parquet").exists()
     assert "None" not in out
@@ -90,7 +76,7 @@ def test_readme_python_runs(tmp_path: Path, shell: dict[str, str], server: DemoS
     store = Store(tmp_path / ".lightning" / "traces.duckdb")
     (step,) = store.transitions(agents="calc")
     assert dict(step.rewards).keys() == {"primary", "correct", "short", "politeness", "useful"}
-    run(["bash", "-euc", COMMANDS.resources], tmp_path, shell)
+    ran(["bash", "-euc", COMMANDS.resources], tmp_path, **shell)
     prompts = [(exchange.request or {})["messages"][0]["content"] for exchange in server.log]
     assert prompts == ["Answer with a number and nothing else."] * 2
 
@@ -98,12 +84,11 @@ def test_readme_python_runs(tmp_path: Path, shell: dict[str, str], server: DemoS
 def test_readme_ways_in_record_the_agent(tmp_path: Path, shell: dict[str, str]) -> None:
     """Both commands of "Your own agent" record the same two calls of an unchanged program."""
     for command in (COMMANDS.run, COMMANDS.instrument):
-        assert "The answer is" in run(["bash", "-c", command], tmp_path, shell)
+        assert "The answer is" in ran(["bash", "-c", command], tmp_path, **shell).stdout
 
-    count = run(
-        ["lightning-otel", "sql", "--json", "SELECT count(*) AS calls FROM calls"], tmp_path, shell
-    )
-    assert '"calls": 4' in count
+    query = "SELECT count(*) AS calls FROM calls"
+    count = ran(["lightning-otel", "sql", "--json", query], tmp_path, **shell)
+    assert '"calls": 4' in count.stdout
 
 
 @pytest.fixture
@@ -120,7 +105,7 @@ def test_readme_send_commands_run(tmp_path: Path, shell: dict[str, str]) -> None
     endpoint = Endpoint()
 
     command = COMMANDS.send.replace("http://127.0.0.1:4318", endpoint.url)
-    run(["bash", "-euc", command], tmp_path, shell)
+    ran(["bash", "-euc", command], tmp_path, **shell)
     endpoint.close()
 
     assert sorted(endpoint.counts().values()) == [1] * (2 + 3)
@@ -129,7 +114,7 @@ def test_readme_send_commands_run(tmp_path: Path, shell: dict[str, str]) -> None
 @pytest.mark.usefixtures("recorded")
 def test_readme_data_commands_run(tmp_path: Path, shell: dict[str, str]) -> None:
     """Every command of "Get training data" works on a recorded run."""
-    out = run(["bash", "-euc", COMMANDS.data], tmp_path, shell)
+    out = ran(["bash", "-euc", COMMANDS.data], tmp_path, **shell).stdout
 
     assert "toy-policy" in out
     assert (tmp_path / "triplets.jsonl").read_text().count("\n") == 2
@@ -140,7 +125,7 @@ def test_readme_data_commands_run(tmp_path: Path, shell: dict[str, str]) -> None
 @pytest.mark.usefixtures("recorded")
 def test_readme_look_commands_run(tmp_path: Path, shell: dict[str, str]) -> None:
     """Every command of "Look" shows that run."""
-    out = run(["bash", "-euc", COMMANDS.look], tmp_path, shell)
+    out = ran(["bash", "-euc", COMMANDS.look], tmp_path, **shell).stdout
 
     assert out.count("calculator(") >= 2
     assert "nothing wrong" in out
@@ -150,7 +135,7 @@ def test_readme_resources_reach_the_agent(
     tmp_path: Path, shell: dict[str, str], server: DemoServer
 ) -> None:
     """What is published is in the requests of the next run, whose code is as it was."""
-    out = run(["bash", "-euc", COMMANDS.resources], tmp_path, shell)
+    out = ran(["bash", "-euc", COMMANDS.resources], tmp_path, **shell).stdout
 
     prompts = [(exchange.request or {})["messages"][0]["content"] for exchange in server.log]
     assert prompts == ["Answer with a number and nothing else."] * 2

@@ -27,7 +27,6 @@ SECRET = "sk-" + "a1b2c3d4" * 5
 
 @pytest.fixture
 def place(tmp_path: Path) -> str:
-    """Where the state lies."""
     return str(tmp_path / "traces.duckdb")
 
 

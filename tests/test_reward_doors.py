@@ -5,8 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.viewer.browsing import KEY
-from tests.viewer.client import Asking
+from tests.viewer.client import AskingOf
 
 import lightning_otel as lo
 from lightning_otel import Queue, Resources, Runner, Store, learned
@@ -35,7 +34,7 @@ def run_cli(store: Store, spawn: Callable[..., Any]) -> Callable[..., str]:
 
 
 def test_reward_is_one_number_at_the_other_doors(
-    store: Store, served: Callable[..., str], run_cli: Callable[..., str]
+    store: Store, asking: AskingOf, run_cli: Callable[..., str]
 ) -> None:
     """0.7: of the last attempt, in the queue, in sums, and with its trace."""
     TRIES.clear()
@@ -45,24 +44,24 @@ def test_reward_is_one_number_at_the_other_doors(
     (put,) = queue.put(["a"], max_attempts=2)
     Runner(act, store=store, queue=queue, resources=resources).run()
     traces = json.loads(run_cli("ls", "traces", "--json"))
-    asking = Asking(served(store, "", key=KEY))
+    asked = asking(store)
 
     rewards = {
         "queue": queue.get(put.rollout_id).reward,
         "learned": learned("", "style", min_rollouts=1, resources=resources, store=store)
         .versions[0].mean,
         "ls traces": traces[0]["reward"],
-        "/training/status": json.loads(asking.get("/training/status").body)["average_reward"],
+        "/training/status": json.loads(asked.get("/training/status").body)["average_reward"],
     }  # fmt: skip
     assert rewards == dict.fromkeys(rewards, pytest.approx(0.7))
-    assert " 0.7 " in asking.get("/traces").words
+    assert " 0.7 " in asked.get("/traces").words
 
 
 @pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize("is_settled", [True, False])
 def test_a_retracted_reward_counts_at_no_door(
     store: Store,
-    served: Callable[..., str],
+    asking: AskingOf,
     run_cli: Callable[..., str],
     run_python: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
@@ -81,7 +80,7 @@ def test_a_retracted_reward_counts_at_no_door(
     monkeypatch.setenv("LIGHTNING_OTEL_STORE", store.name)
     rollout_id = "rollout_id='r1'" if is_named else ""
     run_python(f"import lightning_otel as lo; lo.retract_reward({wrong!r}, {rollout_id})")
-    asking = Asking(served(store, "", key=KEY))
+    asked = asking(store)
 
     (rollout,) = store.rollouts()
     changed = {key for key in rollout if rollout[key] != before[key]}
@@ -94,9 +93,9 @@ def test_a_retracted_reward_counts_at_no_door(
     (traced,) = json.loads(run_cli("ls", "traces", "--json"))
     assert (traced["reward"], traced["end_ns"]) == (0.7, before["end_ns"])
     assert "it was retracted" in run_cli("show", "@last")
-    assert asking.get("/traces").words.endswith(" 0.7")
-    assert "it was retracted" in asking.get(f"/traces/{traced['trace_id']}").words
-    assert json.loads(asking.get("/v1/rollouts").body)["rollouts"][0]["reward"] == 0.7
+    assert asked.get("/traces").words.endswith(" 0.7")
+    assert "it was retracted" in asked.get(f"/traces/{traced['trace_id']}").words
+    assert json.loads(asked.get("/v1/rollouts").body)["rollouts"][0]["reward"] == 0.7
     assert store.sql("SELECT count(reward) AS kept FROM spans").rows() == [{"kept": 2}]
 
 
@@ -107,9 +106,7 @@ def test_a_retraction_names_a_span_id(span_id: Any) -> None:
         lo.retract_reward(span_id)
 
 
-def test_what_a_reward_function_passed_over_is_counted(
-    store: Store, served: Callable[..., str]
-) -> None:
+def test_what_a_reward_function_passed_over_is_counted(store: Store, asking: AskingOf) -> None:
     """A rollout of ``emit_span`` alone has no step to judge, and no average stands over nothing."""
     with lo.auto_trace(store=store, rollout_id="r1", task={"category": "images"}):
         span = lo.emit_span("optimised", metadata={"quality": 0.9})
@@ -122,6 +119,6 @@ def test_what_a_reward_function_passed_over_is_counted(
 
     assert [json.loads(row["named_rewards"]) for row in store.rollouts()] == [{"primary": 0.93}]
     assert (done.attempts, done.stepless) == (0, 1)
-    answer = Asking(served(store, "", key=KEY)).get("/training/status")
+    answer = asking(store).get("/training/status")
     total = json.loads(answer.body)["categories"]["images"]
     assert (total["rewarded_rollouts"], total["steps"], total["average_reward"]) == (1, 0, None)

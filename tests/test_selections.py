@@ -2,14 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.acting import act
 from tests.command import invoke
-from tests.viewer.client import Asking
+from tests.viewer.client import AskingOf
 
 from lightning_otel import (
     Advantage,
@@ -19,8 +19,6 @@ from lightning_otel import (
     auto_trace,
     emit_action,
     emit_feedback,
-    emit_observation,
-    emit_reward,
     retract_reward,
 )
 from lightning_otel.errors import NotFoundError, StoreError
@@ -28,11 +26,7 @@ from lightning_otel.types import conventions as c
 
 
 def record(store: Store, rollout_id: str, reward: float) -> None:
-    """A rollout of one step."""
-    with auto_trace(store=store, rollout_id=rollout_id, agent="solver", task=rollout_id):
-        emit_observation("seen")
-        emit_action("done")
-        emit_reward({"resolved": reward}, primary="resolved")
+    act(store, rollout_id, {"resolved": reward}, seen="seen", agent="solver", task=rollout_id)
 
 
 @pytest.fixture
@@ -44,7 +38,6 @@ def filled(store: Store) -> Store:
 
 
 def rows(store: Store, selection: str, format: str = "triplets") -> list[tuple[str, float]]:
-    """The rollout and reward of each row of a selection."""
     exported = store.rows(format, selection=selection)
     return [(row["rollout_id"], row["reward"]) for row in exported]
 
@@ -138,11 +131,9 @@ def test_what_cannot_be_saved_is_refused(filled: Store) -> None:
         filled.export("sft", None, selection="good")
 
 
-def test_pages_save_show_and_compare(
-    served: Callable[..., str], filled: Store, tmp_path: Path
-) -> None:
+def test_pages_save_show_and_compare(asking: AskingOf, filled: Store, tmp_path: Path) -> None:
     """From a list and from transitions; who takes a label back learns where it stays."""
-    asked = Asking(served(filled, "", key="a-key-of-some-length"))
+    asked = asking(filled)
     label = {"item": "r4", "name": "label", "author": "ana"}
     asked.post("/label", **label, reward="1")
     open_reward = asked.post("/selections?of=rollouts&status=succeeded", name="good")
@@ -181,9 +172,7 @@ def test_pages_save_show_and_compare(
     assert note.endswith("x.jsonl; save the selection again.")
 
 
-def test_a_damaged_file_is_told_and_stops_nothing_else(
-    served: Callable[..., str], filled: Store
-) -> None:
+def test_a_damaged_file_is_told_and_stops_nothing_else(asking: AskingOf, filled: Store) -> None:
     """The selection can be saved again, as it says; labels are replaced as ever."""
     assert filled.layout is not None
     emit_feedback(rating=5, name="good", author="ana", rollout_id="r4", store=filled)
@@ -200,7 +189,7 @@ def test_a_damaged_file_is_told_and_stops_nothing_else(
         rows(filled, "good")
 
     again = filled.save_selection("good", reward="good")
-    asked = Asking(served(filled, "", key="a-key-of-some-length"))
+    asked = asking(filled)
     replaced = asked.post("/label", item="r4", name="good", author="ana", reward="0.5")
 
     assert str(again) == "good@2"

@@ -9,20 +9,22 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import duckdb
 import openai
 import pytest
-from tests.command import invoke
+from tests.command import forget_settings, invoke
 
 from lightning_otel import Store, auto_trace, operation
 from lightning_otel.demo import train
 from lightning_otel.demo.server import DemoServer
 
 Cli = Callable[..., CompletedProcess[str]]
+Start = Callable[..., "subprocess.Popen[str]"]
 
 # Colours, moves the cursor, rings, names the window, turns the writing's direction.
 EVIL = "\x1b[31mred\x1b[0m\x07 \x9b2J \x1b]0;title\x07 \u202egnp\u2066 \u061c\u200f end"
@@ -85,15 +87,31 @@ def terminal(tmp_path: Path) -> Callable[..., str]:
     return run
 
 
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a command line in a process of its own, which ends with the test."""
+    children: list[subprocess.Popen[str]] = []
+
+    def run(*args: object) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "lightning_otel", *map(str, args)]
+        pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        children.append(subprocess.Popen(command, text=True, **pipes))
+        return children[-1]
+
+    yield run
+    for child in children:
+        child.kill()
+        with contextlib.suppress(ValueError):  # the test closed a pipe
+            child.communicate(timeout=20)
+
+
 @pytest.fixture(scope="session")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with five rollouts, made once: three of the demo, ``exp-one`` and ``exp-two``."""
     path = tmp_path_factory.mktemp("kept") / "traces.duckdb"
     store = Store(path)
     with pytest.MonkeyPatch.context() as patch:
-        for name in list(os.environ):
-            if name.startswith(("OTEL_", "LIGHTNING_OTEL", "OPENAI_")) or name == "TRACEPARENT":
-                patch.delenv(name)
+        forget_settings(patch)
         train(store, rollouts=3, seed=0)
         with (
             DemoServer() as server,

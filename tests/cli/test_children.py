@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -16,8 +15,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Cli
-from tests.viewer.browsing import KEY
-from tests.viewer.client import Asking
+from tests.viewer.client import AskingOf
 
 import lightning_otel
 from lightning_otel import Store
@@ -42,7 +40,6 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_bare(*command: object, **environment: str) -> CompletedProcess[str]:
-    """A command by itself."""
     return subprocess.run(
         list(map(str, command)), capture_output=True, text=True, timeout=50,
         env={**os.environ, **environment},
@@ -353,7 +350,7 @@ agent.end()
 
 
 def test_one_request_is_one_call_everywhere(
-    spawn: Cli, cli: Cli, server: DemoServer, served: Callable[..., str], tmp_path: Path
+    spawn: Cli, cli: Cli, server: DemoServer, asking: AskingOf, tmp_path: Path
 ) -> None:
     """However many record it, whole or streamed, ended early, failed or tried again."""
     path = tmp_path / "s.duckdb"
@@ -365,9 +362,10 @@ def test_one_request_is_one_call_everywhere(
     findings = json.loads(cli("show", "@last", "--findings", "--json", "--store", path).stdout)
     report, store = Store(path).report(), Store(path)
     (trace_id,) = {span.trace_id for span in store.spans() if span.name == "chat m"}
-    browser, url = Asking(served(store, "", key=KEY)), f"/traces/{trace_id}"
-    paths = ("/home/funnel", "/traces?show=models&show=calls&show=spans", url)
-    funnel, traces, trace = (browser.get(path).words for path in paths)
+    paths = (
+        "/home/funnel", "/traces?show=models&show=calls&show=spans", f"/traces/{trace_id}",
+    )  # fmt: skip
+    funnel, traces, trace = (asking(store).get(path).words for path in paths)
 
     assert len(server.log) == 7
     assert "⚡ 11 spans, 6 calls, " in done.stderr

@@ -18,13 +18,11 @@ from lightning_otel import Store
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the engine's own tokenizer."""
     return built(tmp_path_factory.mktemp("engine"), CHATML)
 
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Engine:
-    """The engine's own tokenizer."""
     return Engine(folder)
 
 
@@ -84,17 +82,48 @@ def measure(store: Store, cli: Cli) -> Callable[[Path], list[dict[str, Any]]]:
 Measure = Callable[[Path], list[dict[str, Any]]]
 
 
-def test_a_tokenizer_measures_its_own_engine_as_exact(
-    store: Store, engine: Engine, folder: Path, measure: Measure
+TOLD = [{
+    "role": "assistant",
+    "parts": [{"type": "tool_call", "id": "1", "name": "f", "arguments": {"a": 1}}],
+}]  # fmt: skip
+CALLED = '<|im_start|>assistant\n<tool>{"a": 1}</tool><|im_end|>\n<|im_start|>assistant\n'
+CASES: dict[str, tuple[Callable[[Engine], list[Any]], str, list[dict[str, int]]]] = {
+    # The ids of a prompt and of its answer, the template, and the causes of what drifts in each.
+    "its own engine": (
+        lambda engine: [engine.encode(PROMPT), engine.encode("the answer<|im_end|>")], CHATML,
+        [{}, {}],
+    ),
+    "a template that refuses, and foreign ids": (
+        lambda _: [[1, 2], [150_000]], REFUSING, [{"other": 1}, {"other": 1}],
+    ),
+    # Half of an é comes back as another character, which is no retokenisation.
+    "an answer cut in a character": (
+        lambda engine: [engine.encode(PROMPT), spelled(engine, "é")[:1]], CHATML,
+        [{}, {"other": 1}],
+    ),
+    # Templates write arguments by ``tojson``: of a text they would make a quoted text.
+    "calls of tools, whose arguments are objects": (
+        lambda engine: [engine.encode(CALLED), engine.encode("the answer"), TOLD], CHATML, [{}, {}],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_drifts_has_a_cause(
+    case: str, store: Store, engine: Engine, measure: Measure, tmp_path: Path
 ) -> None:
-    """Nothing drifts where template and tokenizer are the engine's and it spells as usual."""
-    record(store, [engine.encode(PROMPT)], [engine.encode("the answer<|im_end|>")])
+    """Nothing drifts where template, tokenizer and spelling are the engine's."""
+    recorded, template, causes = CASES[case]
+    prompt, response, *asked = recorded(engine)
+    record(store, [prompt], [response], *asked)
 
-    found = measure(folder)
+    found = measure(built(tmp_path / "template", template))
 
-    assert [(row["model"], row["part"], row["exact_rate"]) for row in found] == [
-        ("tiny", "prompt", 1.0), ("tiny", "response", 1.0),
+    assert [(row["model"], row["part"]) for row in found] == [
+        ("tiny", "prompt"), ("tiny", "response"),
     ]  # fmt: skip
+    assert [row["causes"] for row in found] == causes
+    assert [row["exact_rate"] for row in found] == [0.0 if cause else 1.0 for cause in causes]
 
 
 def test_a_model_that_spells_otherwise_drifts_by_retokenisation(
@@ -128,42 +157,6 @@ def test_another_template_drifts_by_template(
     assert response["exact"] == 1
     assert own["exact"] == 1
     assert own["template"] != prompt["template"]
-
-
-def test_a_refusing_template_and_foreign_ids_are_other(
-    store: Store, measure: Measure, tmp_path: Path
-) -> None:
-    """What cannot be rendered or is not in the vocabulary has a cause of its own."""
-    record(store, [[1, 2]], [[150_000]])
-
-    found = measure(built(tmp_path / "refusing", REFUSING))
-
-    assert [row["causes"] for row in found] == [{"other": 1}, {"other": 1}]
-
-
-def test_an_answer_cut_in_a_character_is_other(
-    store: Store, engine: Engine, folder: Path, measure: Measure
-) -> None:
-    """Half of an é is no text: it comes back as another character, which is no retokenisation."""
-    record(store, [engine.encode("x")], [spelled(engine, "é")[:1]])
-
-    _, response = measure(folder)
-
-    assert response["causes"] == {"other": 1}
-
-
-def test_tool_calls_are_rendered_with_arguments_as_objects(
-    store: Store, engine: Engine, folder: Path, measure: Measure
-) -> None:
-    """Templates write arguments by ``tojson``: of a text they would make a quoted text."""
-    call = {"type": "tool_call", "id": "1", "name": "f", "arguments": {"a": 1}}
-    prompt = '<|im_start|>assistant\n<tool>{"a": 1}</tool><|im_end|>\n<|im_start|>assistant\n'
-    asked = [{"role": "assistant", "parts": [call]}]
-    record(store, [engine.encode(prompt)], [engine.encode("the answer")], asked)
-
-    rendered, _ = measure(folder)
-
-    assert (rendered["exact"], rendered["count"]) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from lightning_otel.types import conventions as c
 
 
 def lines(done: CompletedProcess[str]) -> list[dict[str, Any]]:
-    """The objects on stdout."""
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -9,10 +9,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import duckdb
@@ -28,7 +26,6 @@ from lightning_otel import Store, auto_trace, emit_message, emit_reward
 from lightning_otel.types import Event, Link, Span
 from lightning_otel.types import conventions as c
 
-Spawn = Callable[..., CompletedProcess[str]]
 # Not from the tests' own process: what that one holds counts for what it starts, too.
 MEASURED = """
 import resource, subprocess, sys
@@ -39,7 +36,6 @@ sys.exit(code)
 
 
 def run_import(store: Path, *files: Path) -> tuple[int, str]:
-    """Exit code and talk of the command."""
     done = invoke("import", *files, "--store", store)
     assert done.stdout == ""
     return done.returncode, done.stderr

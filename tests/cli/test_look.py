@@ -134,7 +134,6 @@ def look_up(value: Any, path: str) -> Any:
 
 
 def run(cli: Cli, command: str, store: object, names: Mapping[str, str] | None = None) -> Any:
-    """Run a command line on a store, unless it names one."""
     words = shlex.split(command.format_map(names) if names else command)
     return cli(*words, *(() if "--store" in words else ("--store", store)))
 

@@ -4,15 +4,14 @@ import csv
 import io
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import pytest
+from tests.acting import act
 from tests.cli.conftest import Cli, read_ns
-from tests.viewer.browsing import KEY
+from tests.viewer.client import AskingOf
 
-from lightning_otel import Store, auto_trace, emit_action
+from lightning_otel import Store
 from lightning_otel.state import State
 from lightning_otel.types import Span
 
@@ -136,24 +135,21 @@ def test_redact_of_one_rollout_gives_one_document(cli: Cli, copy: Path) -> None:
 
 
 def count_waiting(store: Path) -> int:
-    """The feedback that waits, as it stands in a store's state."""
     with State(str(store)).read() as connection:
         rows = connection.exec_driver_sql("SELECT count(*) FROM lightning_feedback")
         return int(rows.scalar_one())
 
 
 @pytest.fixture
-def late(tmp_path: Path, served: Callable[..., str]) -> Path:
+def late(tmp_path: Path, asking: AskingOf) -> Path:
     """A store with one rollout, recorded after what a person said of it."""
     store = Store(tmp_path / "traces.duckdb")
     store.writer()
-    body = b'{"rollout_id": "r1", "reward": 0.5}'
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
-    url = f"{served(store, '', key=KEY)}/v1/feedback"
-    with urlopen(Request(url, body, headers), timeout=30) as answer:
-        assert answer.status == 202
-    with auto_trace(store=store, rollout_id="r1"):
-        emit_action("say", "hi")
+    body = '{"rollout_id": "r1", "reward": 0.5}'
+    asked = asking(store)
+    told = asked.ask("POST", "/v1/feedback", body, Content_Type="application/json")
+    assert told.status == 202, told.text
+    act(store, "r1")
     store.writer().seal()
     return tmp_path / "traces.duckdb"
 

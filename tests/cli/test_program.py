@@ -25,7 +25,6 @@ from lightning_otel.types import conventions as c
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

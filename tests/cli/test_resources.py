@@ -4,13 +4,15 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.acting import act
+from tests.cli.conftest import Start
 
-from lightning_otel import Resources, Store, auto_trace, emit_action, emit_reward
+from lightning_otel import Resources, Store
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.state import State
 
@@ -29,7 +31,6 @@ for line in sys.stdin:
 
 @pytest.fixture
 def at(tmp_path: Path) -> list[str]:
-    """The option that names the store."""
     return ["--store", str(tmp_path / "store" / "traces.duckdb")]
 
 
@@ -68,9 +69,7 @@ def test_from_publication_to_rollback(cli: Any, at: list[str], tmp_path: Path) -
 
 def judge(store: Store, tasks: Iterable[int], version: int, reward: float) -> None:
     for task in tasks:
-        with auto_trace(store=store, task=task, resources={"*": {"endpoint": version}}):
-            emit_action("what was done")
-            emit_reward(reward)
+        act(store, None, reward, task=task, resources={"*": {"endpoint": version}})
 
 
 @pytest.fixture
@@ -155,17 +154,11 @@ def test_mistakes_are_explained(cli: Any, at: list[str]) -> None:
 
 
 @pytest.fixture
-def running(store: Store, server: DemoServer) -> Iterator["subprocess.Popen[str]"]:
+def running(store: Store, server: DemoServer, start: Start) -> "subprocess.Popen[str]":
     """An agent that knows nothing of us, under `run --apply`; each line it reads is a call."""
     Resources(State(store.name)).publish("system_prompt", "one")
-    command = [
-        sys.executable, "-m", "lightning_otel", "run", "--apply", "--store", store.name, "--",
-        sys.executable, "-c", AGENT, server.base_url,
-    ]  # fmt: skip
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as process:
-        yield process
-        process.kill()
+    program = (sys.executable, "-c", AGENT, server.base_url)
+    return start("run", "--apply", "--store", store.name, "--", *program)
 
 
 def test_running_agent_follows_without_a_restart(

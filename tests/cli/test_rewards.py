@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.acting import act
 from tests.cli.conftest import Cli
 
-from lightning_otel import Store, auto_trace, emit_action
+from lightning_otel import Store
 
 REWARDS = """
 from beside import WANTED
@@ -35,10 +36,8 @@ def rewards(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def path(store: Store) -> str:
-    """A store with two rollouts."""
     for name, answer in (("r1", "4"), ("r2", "0")):
-        with auto_trace(store=store, rollout_id=name, task={"want": "4"}):
-            emit_action("say", answer)
+        act(store, name, said=answer, task={"want": "4"})
     return store.name
 
 

@@ -42,12 +42,10 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def preview_rows(rows: Sequence[Row], cells: int | None) -> Mapping[SpanKey, str]:
-    """One line of what was said in each row."""
     return preview_spans([row.span for row in rows], cells)
 
 
 def told(spans: list[Span], limit: int | None = None, width: int | None = None) -> list[str]:
-    """The tree of spans as lines of text."""
     found = make_trace(spans)
     is_shown = None if limit is None else select_rows(found.rows, limit)
     lines = tree_lines(found, preview_rows, width, is_shown)

@@ -50,7 +50,6 @@ def memory(provider: TracerProvider) -> InMemorySpanExporter:
 
 
 def sdk_lines(spans: Sequence[ReadableSpan]) -> list[dict[str, Any]]:
-    """What the SDK prints, in the order of the spans' start."""
     ordered = sorted(spans, key=lambda span: span.start_time or 0)
     return [json.loads(span.to_json()) for span in ordered]
 

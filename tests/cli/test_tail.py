@@ -3,16 +3,13 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import pytest
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, Start
 
 from lightning_otel import Store
 from lightning_otel.cli.options import SignalStop
@@ -21,23 +18,6 @@ from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
-
-
-@pytest.fixture
-def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a command line in a process of its own, which ends with the test."""
-    children: list[subprocess.Popen[str]] = []
-
-    def start(*args: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "lightning_otel", *args]
-        pipe = subprocess.PIPE
-        children.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
-        return children[-1]
-
-    yield start
-    for child in children:
-        child.kill()
-        child.communicate(timeout=20)
 
 
 def _span(number: int, **attributes: object) -> Span:
@@ -110,14 +90,14 @@ def test_tail_of_a_conversation_has_the_whole_trace_once_it_is_known(
 
 
 def test_tail_from_now_on_loses_and_doubles_nothing_over_rotation_and_settling(
-    tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
+    tmp_path: Path, start: Start
 ) -> None:
     """What was there is passed over; what comes, comes once, though segments are settled."""
     store = Store(tmp_path / "s.duckdb")
     store.add(_span(number) for number in range(5))
     layout = store.layout
     assert layout is not None
-    child = started("tail", "--jsonl", "--store", store.name)
+    child = start("tail", "--jsonl", "--store", store.name)
     assert child.stderr is not None
     assert child.stdout is not None
     assert "Ctrl-C ends it" in child.stderr.readline()
@@ -141,13 +121,11 @@ def test_tail_from_now_on_loses_and_doubles_nothing_over_rotation_and_settling(
     assert not (layout.root / "followers").exists()
 
 
-def test_tail_waits_for_a_store(
-    tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_tail_waits_for_a_store(tmp_path: Path, start: Start) -> None:
     """It may be started before anything is recorded, and a killed one leaves nothing behind."""
     store = Store(tmp_path / "s.duckdb")
     layout = Layout(store.name)
-    child = started("tail", "--store", store.name)
+    child = start("tail", "--store", store.name)
     assert child.stderr is not None
     assert child.stdout is not None
     assert "waiting" in child.stderr.readline()

@@ -5,16 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.acting import act
 
-from lightning_otel import (
-    BaseAlgorithm,
-    Resources,
-    Store,
-    Trainer,
-    auto_trace,
-    emit_action,
-    emit_reward,
-)
+from lightning_otel import BaseAlgorithm, Resources, Store, Trainer
 from lightning_otel.errors import ConfigError
 from lightning_otel.state import State
 
@@ -29,13 +22,9 @@ class Better(BaseAlgorithm):
 
 
 def record(store: Store, count: int, *, is_applied: bool = False, is_rewarded: bool = True) -> None:
-    """Rollouts of one step."""
     resources = {"*": {NAME: "1"}} if is_applied else None
     for _ in range(count):
-        with auto_trace(store=store, resources=resources):
-            emit_action("say", "x")
-            if is_rewarded:
-                emit_reward(1.0)
+        act(store, None, 1.0 if is_rewarded else None, resources=resources)
 
 
 def canary(store: Store, weight: float = 0.1) -> Resources:

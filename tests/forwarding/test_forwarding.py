@@ -16,7 +16,7 @@ from tests.forwarding.collector import Endpoint, Reply, partial
 from lightning_otel import Store, config
 from lightning_otel.errors import ConfigError
 from lightning_otel.exporters import forwarding
-from lightning_otel.exporters.forwarding import Answer, Forwarder, Verdict
+from lightning_otel.exporters.forwarding import Disposition, Forwarder, Receipt
 from lightning_otel.exporters.forwarding.senders import HttpSender, sender_for
 from lightning_otel.types import Event, Span
 from lightning_otel.types import conventions as c
@@ -247,7 +247,7 @@ def test_sender_survives_silence_and_nonsense(endpoint: Endpoint) -> None:
     spoken.url = "http://127.0.0.1:9/v1/traces"
     found.append(spoken.send(b""))
 
-    assert [answer.verdict for answer in found] == [Verdict.LATER] * 4
+    assert [answer.verdict for answer in found] == [Disposition.LATER] * 4
     assert found[0].reason == "no answer in time"
     assert "refused" in found[3].reason
 
@@ -265,7 +265,7 @@ def test_sender_sends_as_the_environment_says(
     assert named is not None
     answers = [sender_for(each).send(b"") for each in (own, named)]
 
-    assert answers == [Answer(Verdict.DELIVERED)] * 2
+    assert answers == [Receipt(Disposition.DELIVERED)] * 2
     assert endpoint.paths == ["/own/path", "/base/v1/traces"]
     assert endpoint.headers[0]["authorization"] == "Bearer x"
     assert endpoint.headers[0]["x-team"] == "a,b"
@@ -321,6 +321,6 @@ def test_forwarder_speaks_grpc(store: Store, fill: Fill, monkeypatch: pytest.Mon
 
     assert sorted(taken) == sorted(s.span_id for s in spans if s is not spans[3])
     assert dict(forwarder.rejected) == {"gRPC INVALID_ARGUMENT: bad": 1}
-    assert wrong.verdict is Verdict.LATER
+    assert wrong.verdict is Disposition.LATER
     assert wrong.reason == "this is a gRPC port: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"
-    assert down.verdict is Verdict.LATER
+    assert down.verdict is Disposition.LATER

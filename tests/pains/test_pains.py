@@ -58,19 +58,6 @@ print(peak_mb() - before)
 """
 
 
-@pytest.mark.pain(1)
-def test_nothing_recorded_is_said_with_what_to_do(tmp_path: Path) -> None:
-    """A program that calls no model ends with a warning that names the next step."""
-    program = ["--store", "s.duckdb", "--", sys.executable, "-c", "print('hello')"]
-
-    done = ran([sys.executable, "-m", "lightning_otel", "run", *program], tmp_path)
-
-    assert done.stdout == "hello\n"
-    assert "0 spans, 0 calls, 0 rewards" in done.stderr
-    assert "warning: the program made no span; does the program call a model" in done.stderr
-    assert "lightning-otel doctor" in done.stderr
-
-
 @pytest.mark.pain(7)
 def test_structured_output_gives_a_transition_with_its_reward(server: DemoServer) -> None:
     """LangChain's ``with_structured_output`` is one step, rewarded; without a reward it says so."""

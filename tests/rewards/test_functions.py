@@ -11,7 +11,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.adapter.forest import draw, rewards
+from tests.adapter.forest import draw, steps_of, text_of
 
 from lightning_otel import (
     Composition,
@@ -319,7 +319,7 @@ def test_the_adapter_composes_each_steps_reward(
     """By weights or a plain function, before it is discounted; what is missing is reported."""
     found = TripletAdapter(**options).explain(draw(drawing).spans)
 
-    assert rewards(found.trajectories) == expected
+    assert {text_of(step.action): step.reward for step in steps_of(found)} == expected
     if drawing.startswith("root"):
         assert found.report.reasons() == {advantages.MISSING_PART.format("b"): 1}
         assert (found.report.rewards, found.report.rewards_placed) == (2, 2)

@@ -58,16 +58,12 @@ class Serving:
         return send(f"127.0.0.1:{self.port}", method, path, body or None, **headers)
 
     def post(self, body: bytes, content_type: str = PROTOBUF, **headers: str) -> Answer:
-        """The answer to a trace request."""
         return self.ask("POST", "/v1/traces", body, content_type=content_type, **headers)
 
     def memory_mb(self) -> float:
         """The most memory it had since it began."""
-        return self._status_mb("VmHWM")
-
-    def _status_mb(self, name: str) -> float:
         text = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(text.partition(f"{name}:")[2].split()[0]) / 1024
+        return int(text.partition("VmHWM:")[2].split()[0]) / 1024
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Tell it to end; gives its exit code and what it said on stderr."""
@@ -96,13 +92,11 @@ def request_of(count: int, name: str = "work", **attributes: str) -> ExportTrace
 
 
 def body_of(count: int, name: str = "work", **attributes: str) -> bytes:
-    """The same, encoded."""
     body: bytes = request_of(count, name, **attributes).SerializeToString()
     return body
 
 
 def varint(number: int) -> bytes:
-    """A number as protobuf writes it."""
     found = bytearray()
     while number > 127:
         found.append(number & 127 | 128)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import http.client
 import socket
 import threading
 from collections.abc import Awaitable, Callable
@@ -11,6 +10,8 @@ from pathlib import Path
 import pytest
 from starlette.requests import Request
 from starlette.types import Message
+from tests.serve.api.conftest import Client
+from tests.serve.api.test_events import listening
 from tests.serve.serving import JSON, PROTOBUF, Serving, body_of
 
 from lightning_otel.serve import bodies as limits
@@ -93,10 +94,7 @@ WAYS = (
 def test_stalled_senders_are_let_go_and_quiet_readers_are_not(tmp_path: Path) -> None:
     """A body that does not come is refused, a header without end closed; a listener is kept."""
     with Serving(tmp_path / "s.duckdb", "--port", "0") as running, contextlib.ExitStack() as held:
-        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
-        headers = {"Authorization": f"Bearer {running.key}"}
-        connection.request("GET", "/v1/events", headers=headers)
-        answer = connection.getresponse()
+        quiet = held.enter_context(listening(Client(running)))
         found: list[bytes] = []
 
         def stall(way: str) -> None:
@@ -113,12 +111,9 @@ def test_stalled_senders_are_let_go_and_quiet_readers_are_not(tmp_path: Path) ->
             thread.join(30)
         heard = b""
         while b": still here" not in heard:
-            heard += answer.readline()
+            heard += quiet.answer.readline()
         running.post(body_of(1))
-        while b"event: trace" not in heard:
-            heard += answer.readline()
-        answer.close()
-        connection.close()
+        quiet.next("trace")
 
     assert sorted(found) == [b"", b"", b"HTTP/1.1 408", b"HTTP/1.1 408"]
     assert b"event: ready" in heard

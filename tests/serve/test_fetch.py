@@ -15,9 +15,6 @@ import pytest
 from lightning_otel import Store
 from lightning_otel.types import Span
 
-pytest.importorskip("hypercorn")
-
-
 Served = Callable[..., str]
 AT_ONCE = 8
 

@@ -3,13 +3,13 @@
 import ctypes
 import os
 import pty
-import re
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.serve.serving import JSON, PROTOBUF, Serving, body_of
@@ -29,7 +29,6 @@ def status_of(running: Serving, request: bytes) -> int:
 
 
 def get(target: str, *headers: str, version: str = "1.1") -> bytes:
-    """A GET as it stands on the wire."""
     lines = [f"GET {target} HTTP/{version}", *headers, "Connection: close", "", ""]
     return "\r\n".join(lines).encode("latin-1")
 
@@ -256,23 +255,6 @@ def test_body_without_length_is_limited_and_one_cut_off_is_dropped(shared: Servi
     assert shared.post(body_of(1)).status == 200
 
 
-def test_serve_without_its_extra_says_what_to_install(tmp_path: Path) -> None:
-    """The core installs no web framework; the command is there all the same."""
-    program = (
-        "import sys; sys.modules['hypercorn'] = None; "
-        f"sys.argv = ['lightning-otel', 'serve', '--store', {str(tmp_path / 's.duckdb')!r}]; "
-        "from lightning_otel.cli import main; main()"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
-    )
-
-    assert done.returncode == 2
-    assert re.search(r"pip install (-e )?'.*\[serve\]'", done.stderr)
-    assert not (tmp_path / "s.duckdb.d").exists()
-
-
 @pytest.fixture(scope="module")
 def keyless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """A server that asks programs of this machine for no key."""
@@ -318,14 +300,11 @@ def test_open_loopback_is_for_programs_of_this_machine(
 
 @pytest.mark.parametrize("more", [("--token-file", "token"), ("--host", "0.0.0.0")])
 def test_open_loopback_and_a_token_exclude_each_other(
-    tmp_path: Path, more: tuple[str, ...]
+    tmp_path: Path, spawn: Callable[..., Any], more: tuple[str, ...]
 ) -> None:
     """Who is to be asked for a token cannot be let in without one."""
-    where = ["--store", str(tmp_path / "t.duckdb"), "--port", "0"]
-    done = subprocess.run(
-        [sys.executable, "-m", "lightning_otel", "serve", "--open-loopback", *where, *more],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    where = ("--store", tmp_path / "t.duckdb", "--port", "0")
+    done = spawn("serve", "--open-loopback", *where, *more)
 
     assert done.returncode == 2, done.stderr
     assert "token" in done.stderr

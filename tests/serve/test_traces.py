@@ -293,11 +293,6 @@ def test_kill_loses_nothing_that_was_acknowledged(tmp_path: Path, number: int) -
     assert len(kept) == len(set(kept))
 
 
-def take(ingester: Ingester, body: bytes) -> None:
-    """Have one body taken."""
-    asyncio.run(ingester.take(body, PROTOBUF, is_compressed=False, came="otlp:x"))
-
-
 def test_full_disk_is_said_and_loses_nothing(tmp_path: Path) -> None:
     """Where a write fails the sender gets 503 and when to come again, and then all is stored."""
     bodies = [body_of(50) for _ in range(10)]
@@ -358,7 +353,8 @@ def test_upkeep_seals_when_idle_and_settles_what_is_worth_it(
     gc.freeze()  # each of 64 collections would go through all that earlier tests left
     try:
         for _ in range(64):
-            take(ingester, body_of(2))
+            body = ingester.take(body_of(2), PROTOBUF, is_compressed=False, came="otlp:x")
+            asyncio.run(body)
             server._settle_store(maintainer, ingester)
     finally:
         gc.unfreeze()

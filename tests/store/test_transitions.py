@@ -28,7 +28,7 @@ from lightning_otel import (
 from lightning_otel.adapter.advantages import last_rewards
 from lightning_otel.adapter.rewards import with_evaluations
 from lightning_otel.dataset.tables import MESSAGE_COLUMNS
-from lightning_otel.store import batches, settle
+from lightning_otel.store import selection, settle
 from lightning_otel.store.views import LAST_REWARD
 from lightning_otel.types import Conversation, Report, Span, Transition
 from lightning_otel.types import conventions as c
@@ -159,7 +159,7 @@ def test_rewards_reach_the_same_calls_however_they_are_read(
 ) -> None:
     """A rollout at a time or all at once; with bodies or without; given later or elsewhere."""
     # Replaced because no test should write as many spans as fill two real batches.
-    monkeypatch.setattr(batches, "BATCH_SPANS", batch)
+    monkeypatch.setattr(selection, "BATCH_SPANS", batch)
     store = Store(":memory:" if place == "memory" else tmp_path / "t.duckdb")
     spans = _drawn()
     store.add(reversed(spans))

@@ -15,14 +15,12 @@ FLAGS: Final = [
 ]  # fmt: skip
 KEY: Final = "a-key-of-some-length"
 Visits = Callable[..., Any]
-Shot = Callable[..., None]
 
 
 class Visit:
     """One browser profile: what went wrong in its pages."""
 
     def __init__(self, context: Any, url: str, tolerated: tuple[int, ...]) -> None:
-        """Listen from the start."""
         self.context = context
         self.problems: list[str] = []
         self._host = urlsplit(url).netloc
@@ -57,7 +55,6 @@ def prefix(address: str) -> str:
 
 @cache
 def axe() -> str:
-    """The script of axe, as its package for Python carries it."""
     return (resources.files("axe_core_python") / "axe.min.js").read_text("utf-8")
 
 

@@ -21,7 +21,6 @@ class Answer(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The page, with its markup."""
         return self.body.decode()
 
     @property
@@ -51,7 +50,6 @@ class Asking:
         self.host = urlsplit(url).netloc
 
     def get(self, path: str, **headers: str) -> Answer:
-        """A page, or what else is there."""
         return self.ask("GET", path, **headers)
 
     def post(self, path: str, **fields: str) -> Answer:

@@ -4,15 +4,11 @@ One browser for all tests of a process; each visit has cookies and a cache of it
 """
 
 import asyncio
-import os
-import re
 from collections.abc import Callable, Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.viewer.browsing import CHROMIUM, FLAGS, KEY, Shot, Visit, Visits, prefix
+from tests.viewer.browsing import CHROMIUM, FLAGS, KEY, Visit, Visits, prefix
 from tests.viewer.client import Ask, Asking, AskingOf
 
 from lightning_otel import Store
@@ -23,7 +19,6 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright
 
 @pytest.fixture(scope="session")
 def _chromium() -> Iterator[Any]:
-    """The browser, started once."""
     if not CHROMIUM.exists():
         pytest.skip(f"needs {CHROMIUM}: apt-get install chromium")
     running = playwright.sync_playwright().start()
@@ -75,22 +70,9 @@ def visit(browser: Any, served: Callable[..., str]) -> Iterator[Visits]:
 
 
 @pytest.fixture
-def shot(request: pytest.FixtureRequest) -> Shot:
-    """``shot(page)`` keeps a picture to be looked at where LIGHTNING_TEST_SHOTS names a folder."""
-    folder = os.environ.get("LIGHTNING_TEST_SHOTS")
-
-    def take(page: Any, name: str = "", *, is_whole: bool = True) -> None:
-        if folder:
-            stem = re.sub(r"\W+", "-", f"{request.node.name} {name}").strip("-")
-            page.screenshot(path=Path(folder) / f"{stem}.png", full_page=is_whole)
-
-    return take
-
-
-@pytest.fixture
-def asking(served: Callable[..., str]) -> AskingOf:
-    """``asking(store)``: a served store, asked without a browser."""
-    return cache(lambda store: Asking(served(store, "", key=KEY)))
+def asked(store: Store, asking: AskingOf) -> Asking:
+    """The test's own store, served from the beginning."""
+    return asking(store)
 
 
 @pytest.fixture

@@ -20,15 +20,11 @@ _STACK: Final = 'Traceback (most recent call last):\n  File "tools.py", line 7\n
 
 def make_rollout(
     rank: int, start_ns: int, fault: str = "", *, survives: bool = False
-) -> list[Span]:
-    """Return the spans of three agents; the tool ``fault`` raises, through its agent and the root.
+) -> Iterator[Span]:
+    """Make the spans of three agents; the tool ``fault`` raises, through its agent and the root.
 
     Where the rollout ``survives``, its agent catches that.
     """
-    return list(_make_spans(rank, start_ns, fault, survives=survives))
-
-
-def _make_spans(rank: int, start_ns: int, fault: str, *, survives: bool) -> Iterator[Span]:
     chance, task = random.Random(rank), _TASKS[rank % len(_TASKS)]
     own = {c.ROLLOUT_ID: f"rollout-{rank:04d}",
            c.RESOURCES: json.dumps({"*": {"prompt": rank % 3 + 1}})}  # fmt: skip

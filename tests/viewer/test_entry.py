@@ -203,22 +203,6 @@ def test_nothing_is_read_without_the_key(ask: Ask, store: Store, path: str) -> N
         assert ask(store, path, **headers).status == status, headers
 
 
-@pytest.mark.parametrize(
-    ("query", "status"),
-    [
-        ("by=nothing", 400), ("metric=%00", 400), ("by=", 200), ("by=time&by=step", 200),
-        ("metric=reward&unknown=%FF%FE", 200), ("by=" + "x" * 60_000, 400),
-    ],
-)  # fmt: skip
-def test_absurd_queries_are_refused(ask: Ask, store: Store, query: str, status: int) -> None:
-    """With a page that says what can be asked; never with a failure."""
-    answer = ask(store, f"/?{query}")
-
-    assert answer.status == status
-    assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
-
-
 def test_ui_opens_the_browser_with_a_private_page(tmp_path: Path, browser: Any) -> None:
     """Nobody sees the key among its arguments; the page leads on to one without the key."""
     opened = tmp_path / "opened"

@@ -9,11 +9,12 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.viewer.browsing import KEY, Shot, Visits, prefix, violations
+from tests.acting import act
+from tests.viewer.browsing import KEY, Visits, prefix, violations
 from tests.viewer.client import Ask
 from tests.viewer.corpus import FOUND, fill
 
-from lightning_otel import Resources, Span, Store, auto_trace, emit_action, emit_reward
+from lightning_otel import Resources, Span, Store
 from lightning_otel.state import State
 from lightning_otel.types import Event
 from lightning_otel.types import conventions as c
@@ -92,9 +93,7 @@ def test_no_page_holds_what_is_not_seen(ask: Ask, store: Store) -> None:
 def test_pages_of_a_store_of_one(ask: Ask, store: Store, path: str) -> None:
     """One rollout and one live version are enough for every page."""
     Resources(State.beside(store)).publish("prompt", "Be brief.", alias="live")
-    with auto_trace(store=store, resources={"*": {"prompt": 1}}):
-        emit_action("done")
-        emit_reward(1.0)
+    act(store, None, 1.0, resources={"*": {"prompt": 1}})
 
     answer = ask(store, path)
 
@@ -193,13 +192,12 @@ def test_keys_lead_everywhere(visit: Visits, store: Store) -> None:
     assert page.locator(".selected").count() == 0
 
 
-def test_what_no_link_leads_to_is_accessible(visit: Visits, store: Store, shot: Shot) -> None:
+def test_what_no_link_leads_to_is_accessible(visit: Visits, store: Store) -> None:
     """The sheet of keys and the page that says there is nothing; others are found by links."""
     page = visit(store, "/nowhere", color_scheme="dark", tolerated=(404,))
     nowhere = violations(page)
     page.keyboard.press("?")
     page.wait_for_selector("dialog[open]")
-    shot(page)
 
     assert page.title().startswith("Not found")
     assert (nowhere, violations(page)) == ([], [])

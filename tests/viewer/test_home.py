@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import pytest
 from tests.cli.conftest import FORMULAS
-from tests.viewer.browsing import KEY, Shot, Visits, violations
+from tests.viewer.browsing import KEY, Visits, violations
 from tests.viewer.client import Ask
 from tests.viewer.spans import call, said, span
 
@@ -40,13 +40,12 @@ def rollout(rank: int, reward: float, version: str = "v1") -> list[Span]:
 
 @pytest.fixture
 def filled(store: Store) -> Store:
-    """Thirty rollouts."""
     for rank in range(30):
         store.add(rollout(rank, rank % 3 / 2, f"v{rank // 10}"))
     return store
 
 
-def test_home_shows_curve_funnel_and_newest(visit: Visits, filled: Store, shot: Shot) -> None:
+def test_home_shows_curve_funnel_and_newest(visit: Visits, filled: Store) -> None:
     """Light enough, and what it says is what there is; the address holds the choice of a curve."""
     page = visit(filled, "/?by=version")
     page.wait_for_selector(".tiles")
@@ -56,7 +55,6 @@ def test_home_shows_curve_funnel_and_newest(visit: Visits, filled: Store, shot: 
         "performance.getEntriesByType('navigation').concat(performance.getEntriesByType('resource'))"
         ".map((each) => each.transferSize)"
     )
-    shot(page)
 
     assert sum(sizes) <= 300_000
     assert page.inner_text(".funnel tbody").split()[:2] == ["Spans", "90"]
@@ -69,13 +67,12 @@ def test_home_shows_curve_funnel_and_newest(visit: Visits, filled: Store, shot: 
     assert "by=time" in page.url
 
 
-def test_home_draws_versions_side_by_side(visit: Visits, store: Store, shot: Shot) -> None:
+def test_home_draws_versions_side_by_side(visit: Visits, store: Store) -> None:
     """What a canary earns is not hidden in the mean of all; its line has a name and dashes."""
     for rank in range(40):
         store.add(rollout(rank, float(rank % 4 == 0), "canary" if rank % 4 == 0 else "stable"))
     page = visit(store)
     page.wait_for_selector("svg.curve")
-    shot(page)
 
     told = page.text_content("svg.curve")
     dashes = [
@@ -124,7 +121,7 @@ def test_home_lives_on(visit: Visits, store: Store) -> None:
     assert page.url.endswith(f"/traces/{2:032x}")
 
 
-def test_pages_fit_a_small_screen(visit: Visits, filled: Store, shot: Shot) -> None:
+def test_pages_fit_a_small_screen(visit: Visits, filled: Store) -> None:
     """Nothing is wider than a telephone but tables, which scroll by themselves."""
     page = visit(filled, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     wide = {}
@@ -132,7 +129,6 @@ def test_pages_fit_a_small_screen(visit: Visits, filled: Store, shot: Shot) -> N
         page.goto(path)
         page.wait_for_load_state()
         wide[path] = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        shot(page, path)
 
     assert {path: width for path, width in wide.items() if width > 0} == {}
 
@@ -222,7 +218,6 @@ def test_tiles_show_the_last_day_and_the_day_before(
 
 @pytest.fixture
 def spread(store: Store) -> Store:
-    """A store of three hundred spans."""
     store.add(
         Span(f"{n + 1:032x}", f"{n + 1:016x}", None, f'n{n},"x"', 1000 + n, 2000)
         for n in range(300)
@@ -230,7 +225,7 @@ def spread(store: Store) -> Store:
     return store
 
 
-def test_a_statement_is_answered(visit: Visits, spread: Store, shot: Shot) -> None:
+def test_a_statement_is_answered(visit: Visits, spread: Store) -> None:
     """Written and run by keys; the address holds it, and the rows that are not shown are told."""
     page = visit(spread, "/sql")
     page.keyboard.press("/")
@@ -238,7 +233,6 @@ def test_a_statement_is_answered(visit: Visits, spread: Store, shot: Shot) -> No
     page.keyboard.press("Control+Enter")
     page.wait_for_selector(".answer")
     told = page.inner_text("main")
-    shot(page)
 
     assert "q=SELECT+name" in page.url
     assert page.locator(".answer tbody tr").count() == sql.LIMITS.rows

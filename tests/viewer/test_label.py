@@ -4,31 +4,20 @@ import json
 from typing import Any
 
 import pytest
+from tests.acting import act
 from tests.command import invoke
-from tests.viewer.browsing import KEY, Shot, Visits, violations
+from tests.viewer.browsing import KEY, Visits, violations
 from tests.viewer.client import Answer, AskingOf
 
-from lightning_otel import (
-    ConfigError,
-    Store,
-    auto_trace,
-    emit_action,
-    emit_feedback,
-    emit_observation,
-    emit_reward,
-)
+from lightning_otel import ConfigError, Store, auto_trace, emit_feedback
 
 
 @pytest.fixture
 def judged(store: Store) -> Store:
     """Four rollouts; the program calls each of them resolved."""
     for number in range(4):
-        with auto_trace(
-            store=store, rollout_id=f"r{number}", agent="solver", task=f"task {number}"
-        ):
-            emit_observation(f"seen {number}")
-            emit_action(f"done {number}")
-            emit_reward({"resolved": 0.25}, primary="resolved")
+        words = {"seen": f"seen {number}", "said": f"done {number}", "task": f"task {number}"}
+        act(store, f"r{number}", {"resolved": 0.25}, agent="solver", **words)
     return store
 
 
@@ -49,9 +38,7 @@ def press(page: Any, key: str, item: str, name: str = "good") -> None:
     )
 
 
-def test_a_sitting_takes_a_key_an_item_and_one_load(
-    visit: Visits, judged: Store, shot: Shot
-) -> None:
+def test_a_sitting_takes_a_key_an_item_and_one_load(visit: Visits, judged: Store) -> None:
     """From the list by keys: score, skip, undo, and the end; the program's reward stays."""
     page = visit(judged, "/rollouts?agent=solver")
     page.keyboard.press("b")
@@ -73,7 +60,6 @@ def test_a_sitting_takes_a_key_an_item_and_one_load(
     assert page.is_visible("#end")
     assert loads == []
     assert "3 labelled" in page.inner_text(".desk")
-    shot(page)
     page.evaluate("sending")
     page.go_back()
     page.go_forward()
@@ -184,8 +170,7 @@ def test_labels_that_waited_take_the_place_of_earlier_ones(asking: AskingOf, jud
             "POST", "/v1/feedback", json.dumps({**body, "feedback_id": feedback_id}),
             Content_Type="application/json", Accept="application/json",
         )  # fmt: skip
-    with auto_trace(store=judged, rollout_id="r9"):
-        emit_action("done")
+    act(judged, "r9")
 
     settled = invoke("export", "triplets", "--store", judged.name)
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.viewer.browsing import Shot, Visits, violations
-from tests.viewer.client import AskingOf
+from tests.acting import act
+from tests.viewer.browsing import Visits, violations
+from tests.viewer.client import Asking, AskingOf
 
 from lightning_otel import (
     Queue,
@@ -40,16 +41,12 @@ def ids(words: str, pattern: str = r"\br\d+\b") -> list[str]:
 
 
 def test_huge_rollouts_are_told_of_without_their_messages(
-    store: Store, asking: AskingOf, monkeypatch: pytest.MonkeyPatch
+    store: Store, asked: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory is bounded: what is too large for a page is linked to, on every page alike."""
     monkeypatch.setattr(pages, "MOST_BYTES", 4000)
     for rollout_id, text in (("huge", "x" * 5000), ("small", "small")):
-        with auto_trace(store=store, rollout_id=rollout_id):
-            emit_observation(text)
-            emit_action("done")
-            emit_reward(1.0)
-    asked = asking(store)
+        act(store, rollout_id, 1.0, seen=text)
 
     one, listed = (asked.get(path).words for path in ("/rollouts/huge", "/transitions"))
 
@@ -58,11 +55,10 @@ def test_huge_rollouts_are_told_of_without_their_messages(
     assert "xxxxx" not in one + listed
 
 
-def test_recorded_rollouts_are_listed_by_page(store: Store, asking: AskingOf) -> None:
+def test_recorded_rollouts_are_listed_by_page(store: Store, asked: Asking) -> None:
     """The newest first, with the whole count; by agent, status, id and time."""
     for number in range(52):
         record(store, f"r{number}", "even" if number % 2 == 0 else "odd", mode="val")
-    asked = asking(store)
 
     first, second, even, one, none = (
         asked.get(f"/rollouts{query}").words
@@ -80,11 +76,11 @@ def test_recorded_rollouts_are_listed_by_page(store: Store, asking: AskingOf) ->
     assert "no rollouts" in none
 
 
-def test_a_rollout_tells_all_that_is_known(store: Store, asking: AskingOf) -> None:
+def test_a_rollout_tells_all_that_is_known(store: Store, asked: Asking) -> None:
     """Steps with their rewards and what gave them, traces, resources, and what was left out."""
     record(store, "r1", resources={"*": {"prompt": 3}})
 
-    told = asking(store).get("/rollouts/r1").words
+    told = asked.get("/rollouts/r1").words
 
     for each in (
         "#0 seen 1 done 1 – – text prompt@3",
@@ -95,11 +91,11 @@ def test_a_rollout_tells_all_that_is_known(store: Store, asking: AskingOf) -> No
         "Resources used prompt@3",
     ):
         assert each in told, told
-    assert "r1" in asking(store).get("/transitions?rollout_id=r1").words
-    assert 'href="/transitions?rollout_id=r1"' in asking(store).get("/rollouts/r1").text
+    assert "r1" in asked.get("/transitions?rollout_id=r1").words
+    assert 'href="/transitions?rollout_id=r1"' in asked.get("/rollouts/r1").text
 
 
-def test_a_failed_rollout_says_why(store: Store, asking: AskingOf) -> None:
+def test_a_failed_rollout_says_why(store: Store, asked: Asking) -> None:
     """The type and the bounded message of its own error, not of what failed inside and went on."""
 
     @operation
@@ -111,7 +107,6 @@ def test_a_failed_rollout_says_why(store: Store, asking: AskingOf) -> None:
             act()
         raise KeyError("customer_id" + "x" * 9_000)
     record(store, "r2")
-    asked = asking(store)
 
     failed, fine = store.rollouts()
     listed = json.loads(asked.get("/v1/rollouts?status=failed").body)["rollouts"]
@@ -153,11 +148,10 @@ def test_queue_and_attempts_with_reasons(store: Store, asking: AskingOf) -> None
     assert "Cancel this rollout" not in one
 
 
-def test_forms_pause_resume_and_cancel(store: Store, asking: AskingOf) -> None:
+def test_forms_pause_resume_and_cancel(store: Store, asked: Asking) -> None:
     """Each does what it says, once; what is absurd is refused and changes nothing."""
     queue = Queue(State.beside(store))
     (waiting,) = queue.put(["a"])
-    asked = asking(store)
 
     assert asked.post("/rollouts", act="pause").status == 303
     assert queue.is_paused
@@ -177,11 +171,10 @@ def test_forms_pause_resume_and_cancel(store: Store, asking: AskingOf) -> None:
     assert asked.get("/rollouts/nobody").status == 404
 
 
-def test_ids_of_any_kind_have_pages(store: Store, asking: AskingOf) -> None:
+def test_ids_of_any_kind_have_pages(store: Store, asked: Asking) -> None:
     """Slashes, spaces and markup in an id; its beginning leads to the whole address."""
     name = "team a/run <7>?x=1&y#z"
     record(store, name)
-    asked = asking(store)
 
     listed = asked.get("/rollouts")
     (address,) = {
@@ -195,24 +188,20 @@ def test_ids_of_any_kind_have_pages(store: Store, asking: AskingOf) -> None:
     assert short.headers["location"] == address
 
 
-def test_pages_of_rollouts_in_a_browser(visit: Visits, store: Store, shot: Shot) -> None:
+def test_pages_of_rollouts_in_a_browser(visit: Visits, store: Store) -> None:
     """From the list to a rollout by keyboard; nothing is wrong with either for axe."""
     record(store, "first")
     record(store, "second")
     Queue(State.beside(store)).put(["a task"])
     page = visit(store, "/rollouts")
-    found = {"list": violations(page)}
-    shot(page, "list")
+    assert violations(page) == []
     page.keyboard.press("j")
     page.keyboard.press("j")
     page.keyboard.press("Enter")
     page.wait_for_url("**/rollouts/first")
-    found["one"] = violations(page)
-    shot(page, "one")
+    assert violations(page) == []
     page.goto("/rollouts?of=queue")
-    found["queue"] = violations(page)
-
-    assert {name: each for name, each in found.items() if each} == {}
+    assert violations(page) == []
 
 
 HOSTILE = "<script>alert(1)</script>"
@@ -220,7 +209,6 @@ HOSTILE = "<script>alert(1)</script>"
 
 @pytest.fixture
 def state(store: Store) -> Iterator[State]:
-    """The state beside an empty store."""
     store.add([])
     found = State.beside(store)
     yield found
@@ -243,11 +231,9 @@ def trained(state: State) -> TrainingRun:
 
 
 def test_a_run_tells_what_it_measured_made_and_kept(
-    store: Store, trained: TrainingRun, asking: AskingOf
+    store: Store, trained: TrainingRun, asked: Asking
 ) -> None:
     """Curves with the usual metrics first; the version it published, and what that is now."""
-    asked = asking(store)
-
     at = f"/runs/{trained.run_id}"
     found, alone = asked.get(at[:-2]), asked.get(f"{at}?metric=loss")
 
@@ -264,7 +250,7 @@ def test_a_run_tells_what_it_measured_made_and_kept(
 
 
 def test_two_runs_are_compared(
-    visit: Visits, store: Store, state: State, trained: TrainingRun, shot: Shot
+    visit: Visits, store: Store, state: State, trained: TrainingRun
 ) -> None:
     """From the list by two boxes: the settings that differ, metrics side by side and overlaid."""
     opened = Runs(state)
@@ -277,7 +263,6 @@ def test_two_runs_are_compared(
     found = violations(page)
     page.get_by_role("button", name="Compare").click()
     page.wait_for_url("**/runs/compare?run=*")
-    shot(page)
     told = page.locator("table").all_inner_texts()
     charts = page.locator("svg.curve")
 
@@ -290,15 +275,12 @@ def test_two_runs_are_compared(
     assert (found, violations(page)) == ([], [])
 
 
-def test_runs_are_listed_and_silent_ones_marked(
-    store: Store, state: State, asking: AskingOf
-) -> None:
+def test_runs_are_listed_and_silent_ones_marked(store: Store, state: State, asked: Asking) -> None:
     """The newest first, with the whole count; one whose process died says so."""
     opened = Runs(state)
     made = [opened.start("grpo") for _ in range(51)]
     opened.set_status(made[0].run_id, "failed", "it broke")
     Runs(State(store.name, now_ns=lambda: 1)).start("kto")
-    asked = asking(store)
 
     first, second = (asked.get(f"/runs?page={number}").words for number in (1, 2))
 
@@ -309,16 +291,14 @@ def test_runs_are_listed_and_silent_ones_marked(
     assert len(re.findall("silent|not heard", second)) == 1
 
 
-def test_pages_of_runs(visit: Visits, store: Store, trained: TrainingRun, shot: Shot) -> None:
+def test_pages_of_runs(visit: Visits, store: Store, trained: TrainingRun) -> None:
     """In a browser: from the list to a run with its curves; axe finds nothing."""
     page = visit(store, "/runs", color_scheme="dark")
-    found = {"list": violations(page)}
+    assert violations(page) == []
     page.get_by_role("link", name=trained.run_id).click()
     page.wait_for_url("**/runs/*")
-    found["run"] = violations(page)
-    shot(page)
+    assert violations(page) == []
 
     assert page.locator("svg.curve").count() == 3
     assert page.locator("svg.curve .mean").first.evaluate("e => getComputedStyle(e).fill") == "none"
     assert page.get_by_text("2 versions at once").count() == 1
-    assert {name: each for name, each in found.items() if each} == {}

@@ -68,12 +68,11 @@ def read_rows(asking: Asking, path: str) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.pain(14)
-def test_rows_hold_every_span_once(store: Store, asking: AskingOf) -> None:
+def test_rows_hold_every_span_once(store: Store, asked: Asking) -> None:
     """Below its parent, folded where it is foreign, with a bar in bounds, whatever spans say."""
     traces = {name: f"{number:032x}" for number, name in enumerate(FORESTS, 1)}
     for name, (spans, _, _) in FORESTS.items():
         store.add([replace(each, trace_id=traces[name]) for each in spans])
-    asked = asking(store)
 
     for name, (spans, query, expected) in FORESTS.items():
         rows = read_rows(asked, f"/traces/{traces[name]}{query or '?'}&tab=waterfall")
@@ -89,7 +88,7 @@ def test_rows_hold_every_span_once(store: Store, asking: AskingOf) -> None:
     assert "work 2 +2 HTTP, DB" in folded
 
 
-def test_rewards_given_later_stand_below_what_they_judge(store: Store, asking: AskingOf) -> None:
+def test_rewards_given_later_stand_below_what_they_judge(store: Store, asked: Asking) -> None:
     """By link to a span or response; those for the rollout at the end; others' not at all."""
     given, answered = said(("user", "hi")), said(("assistant", "ho"))
     first = call(2, 1, given, answered, attributes={c.RESPONSE_ID: "r-2"})
@@ -102,7 +101,6 @@ def test_rewards_given_later_stand_below_what_they_judge(store: Store, asking: A
             reward_span({"of another": 9.0}, rollout_id="b" * 32),
         ]
     )
-    asked = asking(store)
 
     words, told = asked.get(f"/traces/{TRACE}").words, asked.get(f"/traces/{TRACE}?tab=rewards")
 
@@ -116,7 +114,7 @@ def test_rewards_given_later_stand_below_what_they_judge(store: Store, asking: A
     assert "by span 1 #1 link" in told.words
 
 
-def test_a_reward_leads_to_the_step_that_trains_with_it(store: Store, asking: AskingOf) -> None:
+def test_a_reward_leads_to_the_step_that_trains_with_it(store: Store, asked: Asking) -> None:
     """An outcome goes to the main conversation, whoever was asked last, and however long."""
     turns = [("user", "go")]
     spans = [span(1, end_ns=90_000)]
@@ -130,7 +128,6 @@ def test_a_reward_leads_to_the_step_that_trains_with_it(store: Store, asking: As
     given = span(6, 1, name=c.SPAN_ANNOTATION, attributes=reward)
     store.add([*spans, call(5, 1, title, said(("assistant", "a title"))), given])
     (step,) = (step for step in store.transitions() if step.reward is not None)
-    asked = asking(store)
 
     tree, told = asked.get(f"/traces/{TRACE}"), asked.get(f"/traces/{TRACE}?tab=rewards")
 
@@ -140,16 +137,16 @@ def test_a_reward_leads_to_the_step_that_trains_with_it(store: Store, asking: As
     assert "judge 1 #2 outcome" in told.words
 
 
-def test_a_long_tree_tells_where_each_reward_went(store: Store, asking: AskingOf) -> None:
+def test_a_long_tree_tells_where_each_reward_went(store: Store, asked: Asking) -> None:
     """Of thousands of spans, too."""
     store.add(trace(2_600))
 
-    words = asking(store).get(f"/traces/{TRACE}").words
+    words = asked.get(f"/traces/{TRACE}").words
 
     assert "reward judge 0.25 → planner #1" in words
 
 
-def test_a_fault_is_told_once_where_it_arose(store: Store, asking: AskingOf) -> None:
+def test_a_fault_is_told_once_where_it_arose(store: Store, asked: Asking) -> None:
     """By the page, the tree, a comparison; an ancestor's other words are another fault."""
     broken = {"status": "ERROR", "status_message": "ToolError: no answer"}
     tool = {c.OPERATION: c.EXECUTE_TOOL}
@@ -158,7 +155,7 @@ def test_a_fault_is_told_once_where_it_arose(store: Store, asking: AskingOf) -> 
     other = span(4, 1, status="ERROR", status_message="out of memory")
     store.add([*spans, other])
 
-    page, found = asking(store).get(f"/traces/{TRACE}"), make_trace([*spans, other])
+    page, found = asked.get(f"/traces/{TRACE}"), make_trace([*spans, other])
 
     rows = page.words.partition("4 rows")[2].partition("good")[0]
     assert "2 failed" in page.words
@@ -185,11 +182,10 @@ def test_a_call_that_two_recorded_counts_once_in_a_comparison() -> None:
 
 
 def test_parts_of_a_page_are_of_the_trace_as_the_page_showed_it(
-    store: Store, asking: AskingOf, monkeypatch: pytest.MonkeyPatch
+    store: Store, asked: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trace of thousands of spans is not read anew for each of them, nor held for ever."""
     store.add([span(1)])
-    asked = asking(store)
 
     def count(path: str) -> int:
         return asked.get(f"/traces/{TRACE}{path}").text.count("data-row")
@@ -281,7 +277,7 @@ def parts(*each: Any, role: str = "user") -> str:
     return orjson.dumps([{"role": role, "parts": each}]).decode()
 
 
-def test_a_chat_says_every_message_once_and_whole(store: Store, asking: AskingOf) -> None:
+def test_a_chat_says_every_message_once_and_whole(store: Store, asked: Asking) -> None:
     """Of hundreds of new ones the last, with a link to those before; a branch names its cause."""
     long = [("user", f"message {number}") for number in range(1_000)]
     more = (*long, ("assistant", "one"), ("user", "b"))
@@ -294,7 +290,6 @@ def test_a_chat_says_every_message_once_and_whole(store: Store, asking: AskingOf
             call(6, 1, said(("user", "anew")), said(("assistant", "four"))),
         ]
     )
-    asked = asking(store)
 
     chat = asked.get(f"/traces/{TRACE}?tab=chat")
     (earlier,) = re.findall(r'href="([^"]*until=\d+[^"]*)"', chat.text)
@@ -314,7 +309,7 @@ def test_a_chat_says_every_message_once_and_whole(store: Store, asking: AskingOf
 
 
 def test_a_chat_tells_what_was_seen_before_each_action_marked_by_hand(
-    store: Store, asking: AskingOf
+    store: Store, asked: Asking
 ) -> None:
     """Observations stand before the action that answers them, also where a page begins there."""
     with auto_trace(store=store, rollout_id="r", agent="solver"):
@@ -323,7 +318,6 @@ def test_a_chat_tells_what_was_seen_before_each_action_marked_by_hand(
             emit_observation(f"light {turn}.")
             emit_action(f"step {turn}.")
     (trace_id,) = {step.trace_id for step in store.transitions()}
-    asked = asking(store)
 
     for first in (0, 50):
         words = asked.get(f"/traces/{trace_id}?tab=chat&first={first}").words
@@ -353,7 +347,7 @@ def test_the_chat_of_a_small_trace_is_whole(store: Store, asking: AskingOf) -> N
     assert "before this one" not in words
 
 
-def test_a_chat_tells_agents_and_attempts_apart(store: Store, asking: AskingOf) -> None:
+def test_a_chat_tells_agents_and_attempts_apart(store: Store, asked: Asking) -> None:
     """A hand-off is named where an agent begins, and an attempt that is a trace of its own."""
     asks = said(("user", "q"))
     goes_on = said(("user", "q"), ("assistant", "one"), ("user", "go on"))
@@ -368,7 +362,6 @@ def test_a_chat_tells_agents_and_attempts_apart(store: Store, asking: AskingOf) 
                 call(3, 1, goes_on, said(("assistant", "two")), attributes=writer, **at),
             ]
         )
-    asked = asking(store)
 
     for attempt, trace_id in (("1", TRACE), ("2", "b" * 32)):
         chat = asked.get(f"/traces/{trace_id}?tab=chat").words
@@ -390,7 +383,7 @@ MARKDOWN = {
 }
 
 
-def test_a_search_finds_what_was_said_in_a_long_trace(store: Store, asking: AskingOf) -> None:
+def test_a_search_finds_what_was_said_in_a_long_trace(store: Store, asked: Asking) -> None:
     """Whatever its case and signs, on rows not shown yet; with what is above, and the words."""
     told = said(("user", 'say "it\'s"\n5 %'))
     calls = [call(n, 1, said(("user", "hi")), said(("assistant", "ho"))) for n in range(2, 1000)]
@@ -398,7 +391,7 @@ def test_a_search_finds_what_was_said_in_a_long_trace(store: Store, asking: Aski
     store.add([span(1, name="work 1", end_ns=2_000_000), *calls])
 
     found, many, none = (
-        asking(store).get(f"/traces/{TRACE}?{urlencode({'q': text})}")
+        asked.get(f"/traces/{TRACE}?{urlencode({'q': text})}")
         for text in ('SAY "it\'s"\n5 %', "work 9", "<mark>")
     )
 
@@ -409,7 +402,7 @@ def test_a_search_finds_what_was_said_in_a_long_trace(store: Store, asking: Aski
     assert "0 matching spans" in none.words
 
 
-def test_two_traces_stand_side_by_side(store: Store, asking: AskingOf) -> None:
+def test_two_traces_stand_side_by_side(store: Store, asked: Asking) -> None:
     """With the figures and lines of the command's comparison; a wrong id keeps the form."""
     other = "b" * 32
     for trace_id, answer in ((TRACE, "<b>four</b>"), (other, "<b>five</b>")):
@@ -417,7 +410,6 @@ def test_two_traces_stand_side_by_side(store: Store, asking: AskingOf) -> None:
         store.add(replace(each, trace_id=trace_id) for each in spans)
     given = reward_span({"correct": 1.0}, rollout_id=TRACE)
     store.add([replace(given, attributes={**given.attributes, "note": "x" * 30_000})])
-    asked = asking(store)
     assert "reward 1" in asked.get(f"/traces/{TRACE}").words
 
     found = asked.get(f"/traces/{TRACE}/diff?with={other[:9]}")
@@ -570,34 +562,56 @@ ABSURD = {
     f"/traces/{TRACE}/spans/{1:016x}/text?side=output&message=-99&part=0": 404,
     f"/traces/{TRACE}/spans/{1:016x}/tokens": 200,
     f"/traces/{TRACE}/raw": 200,
+    "/transitions?min_reward=nan": 400,
+    "/transitions?max_reward=one": 400,
+    "/transitions?since=yesterday-ish": 400,
+    "/transitions?capture=perfect": 400,
+    "/transitions?agents=re:(": 400,
+    "/transitions?agents=" + "x" * 3000: 400,
+    "/transitions?mode=a%00b": 400,
+    "/transitions?page=0": 400,
+    "/transitions?page=9": 200,
+    "/transitions?rollout_id=nobody": 404,
+    "/?by=nothing": 400,
+    "/?metric=%00": 400,
+    "/?by=": 200,
+    "/?by=time&by=step": 200,
+    "/?metric=reward&unknown=%FF%FE": 200,
+    "/?by=" + "x" * 60_000: 400,
 }
 
 
 @pytest.fixture
-def asked(store: Store, asking: AskingOf) -> Asking:
+def traced(store: Store, asked: Asking) -> Asking:
     """A served trace of one call."""
     store.add([span(1), call(2, 1, said(("user", "hi")), said(("assistant", "ho")))])
-    return asking(store)
+    return asked
 
 
-def test_absurd_questions_are_refused_or_answered(asked: Asking) -> None:
-    """A clear refusal or a safe page, never a fault."""
-    assert {path: asked.get(path).status for path in ABSURD} == ABSURD
+def test_absurd_questions_are_refused_or_answered(traced: Asking) -> None:
+    """A page that says what can be asked, or a file; never a fault."""
+    answers = {path: traced.get(path) for path in ABSURD}
+
+    assert {path: answer.status for path, answer in answers.items()} == ABSURD
+    for path, answer in answers.items():
+        assert "default-src 'none'" in answer.headers["content-security-policy"], path
+        if answer.status != 200:
+            assert answer.headers["content-type"] == "text/html; charset=utf-8", path
 
 
-def test_a_form_gives_a_reward_once(asked: Asking, store: Store) -> None:
+def test_a_form_gives_a_reward_once(traced: Asking, store: Store) -> None:
     """However often it is sent; what cannot be said, and forms of other sites, give none."""
     at = f"/traces/{TRACE}/spans/{2:016x}/reward"
-    own = [asked.post(at, reward="1", feedback_id="f", tab="waterfall") for _ in range(2)]
-    told = asked.post(at, reward="-1", text="well done", feedback_id="g")
+    own = [traced.post(at, reward="1", feedback_id="f", tab="waterfall") for _ in range(2)]
+    told = traced.post(at, reward="-1", text="well done", feedback_id="g")
     fields: tuple[dict[str, str], ...] = ({"reward": "5"}, {}, {"rating": "4"})
     form = "application/x-www-form-urlencoded"
     refused = [
-        *(asked.post(at, **each).status for each in fields),
-        asked.ask("POST", at, "reward=1", Content_Type=form, Sec_Fetch_Site="cross-site").status,
-        asked.ask("POST", at, "reward=1", Content_Type=form, Origin="http://evil.example").status,
-        asked.post(f"/traces/{TRACE}/spans/none/reward", reward="1").status,
-        asked.get(at).status,
+        *(traced.post(at, **each).status for each in fields),
+        traced.ask("POST", at, "reward=1", Content_Type=form, Sec_Fetch_Site="cross-site").status,
+        traced.ask("POST", at, "reward=1", Content_Type=form, Origin="http://evil.example").status,
+        traced.post(f"/traces/{TRACE}/spans/none/reward", reward="1").status,
+        traced.get(at).status,
     ]
 
     ids = {row["value"]: row["span_id"] for row in store.sql("FROM rewards")}
@@ -605,21 +619,21 @@ def test_a_form_gives_a_reward_once(asked: Asking, store: Store) -> None:
         (303, f"/traces/{TRACE}?span={2:016x}&given=1&reward={ids[1.0]}&tab=waterfall")
     ]
     assert told.status == 303
-    assert '<textarea name="text"' in asked.get(f"/traces/{TRACE}?span={2:016x}").text
+    assert '<textarea name="text"' in traced.get(f"/traces/{TRACE}?span={2:016x}").text
     assert refused == [400, 400, 400, 403, 403, 404, 405]
     values = [row["value"] for row in store.sql("SELECT value FROM rewards ORDER BY value")]
     assert values == [-1.0, 1.0]
 
 
 def test_a_form_is_told_apart_by_its_whole_id(
-    asked: Asking, store: Store, monkeypatch: pytest.MonkeyPatch
+    traced: Asking, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An id may have 200 characters; where nothing is recorded, that is said."""
     at = f"/traces/{TRACE}/spans/{2:016x}/reward"
 
-    kept = [asked.post(at, reward="1", text=end, feedback_id="f" * 199 + end) for end in "ab"]
+    kept = [traced.post(at, reward="1", text=end, feedback_id="f" * 199 + end) for end in "ab"]
     monkeypatch.setenv("LIGHTNING_OTEL", "false")
-    refused = asked.post(at, reward="1")
+    refused = traced.post(at, reward="1")
 
     assert [answer.status for answer in kept] == [303, 303]
     assert refused.status == 400
@@ -627,29 +641,29 @@ def test_a_form_is_told_apart_by_its_whole_id(
     assert len(list(store.sql("FROM rewards"))) == 2
 
 
-def test_a_form_retracts_a_reward_once(asked: Asking, store: Store) -> None:
+def test_a_form_retracts_a_reward_once(traced: Asking, store: Store) -> None:
     """By its span; forms of other sites, and what is no reward, retract nothing."""
-    asked.post(f"/traces/{TRACE}/spans/{2:016x}/reward", reward="1")
+    traced.post(f"/traces/{TRACE}/spans/{2:016x}/reward", reward="1")
     (row,) = store.sql("FROM rewards")
     at = f"/traces/{TRACE}/spans/{row['span_id']}/retract"
     form = "application/x-www-form-urlencoded"
     refused = [
-        asked.ask("POST", at, "tab=tree", Content_Type=form, Sec_Fetch_Site="cross-site").status,
-        asked.post(f"/traces/{TRACE}/spans/{2:016x}/retract").status,
-        asked.get(at).status,
+        traced.ask("POST", at, "tab=tree", Content_Type=form, Sec_Fetch_Site="cross-site").status,
+        traced.post(f"/traces/{TRACE}/spans/{2:016x}/retract").status,
+        traced.get(at).status,
     ]
     kept = list(store.sql("FROM rewards"))
-    listed = asked.get(f"/traces/{TRACE}?tab=rewards")
+    listed = traced.get(f"/traces/{TRACE}?tab=rewards")
 
-    done = asked.post(at, tab="rewards")
+    done = traced.post(at, tab="rewards")
 
     assert (refused, kept) == ([403, 404, 405], [row])
     assert f'formaction="{at}" name="tab" value="rewards"' in listed.text
     assert (done.status, done.headers["location"]) == (303, f"/traces/{TRACE}?tab=rewards")
-    after = asked.get(f"/traces/{TRACE}?tab=rewards")
+    after = traced.get(f"/traces/{TRACE}?tab=rewards")
     assert "left out: it was retracted" in after.words
     assert "formaction" not in after.text
-    assert asked.post(at).status == 404
+    assert traced.post(at).status == 404
     assert list(store.sql("FROM rewards")) == []
 
 
@@ -664,15 +678,15 @@ WRITER = """
 """
 
 
-def test_the_list_is_right_while_eight_agents_write(asked: Asking, store: Store) -> None:
+def test_the_list_is_right_while_eight_agents_write(traced: Asking, store: Store) -> None:
     """Every answer is a page, counts only grow, and in the end every trace is counted."""
     command = [sys.executable, "-c", textwrap.dedent(WRITER), store.name]
     writers = [subprocess.Popen(command) for _ in range(8)]
     counts, seen = [], []
     try:
         while any(writer.poll() is None for writer in writers):
-            page = asked.get("/traces")
-            seen += [page.status, asked.get(f"/traces/{TRACE}").status]
+            page = traced.get("/traces")
+            seen += [page.status, traced.get(f"/traces/{TRACE}").status]
             counts.append(total(page.text))
     finally:
         for writer in writers:
@@ -682,11 +696,10 @@ def test_the_list_is_right_while_eight_agents_write(asked: Asking, store: Store)
     assert set(seen) <= {200}
     assert counts == sorted(counts)
     assert [writer.returncode for writer in writers] == [0] * 8
-    assert total(asked.get("/traces").text) == 8 * 40 + 1
+    assert total(traced.get("/traces").text) == 8 * 40 + 1
 
 
 def total(page: str) -> int:
-    """The whole count that a list tells."""
     # Above the list, and below a long one.
     (found,) = set(re.findall(r"([\d,]+) traces?</span>", page)) or {"0"}
     return int(found.replace(",", ""))

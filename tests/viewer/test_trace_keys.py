@@ -63,7 +63,6 @@ def beside(page: Any, name: str) -> None:
 
 
 def at(number: int) -> str:
-    """The path of a span's page."""
     return f"/traces/{TRACE}?span={number:016x}"
 
 

@@ -7,11 +7,12 @@ import textwrap
 from typing import Any
 
 import pytest
-from tests.viewer.browsing import Shot, Visits, violations
+from tests.acting import act
+from tests.viewer.browsing import Visits, violations
 from tests.viewer.client import Ask
 from tests.viewer.spans import call, said, span
 
-from lightning_otel import Store, auto_trace, emit_action, emit_reward
+from lightning_otel import Store
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -52,10 +53,9 @@ def filled(store: Store) -> Store:
     return store
 
 
-def test_traces_are_searched_and_filtered(visit: Visits, filled: Store, shot: Shot) -> None:
+def test_traces_are_searched_and_filtered(visit: Visits, filled: Store) -> None:
     """Text, filters and ids stand in the address; the whole count is told; axe finds no fault."""
     page = visit(filled, "/traces")
-    shot(page)
 
     assert page.locator("tbody tr").count() == 2
     assert "2 traces" in page.inner_text("#traces")
@@ -74,7 +74,7 @@ def test_traces_are_searched_and_filtered(visit: Visits, filled: Store, shot: Sh
     assert page.url.endswith(f"/traces/{'a' * 32}?span={2:016x}")
 
 
-def test_a_trace_is_read_by_keys_and_tabs(visit: Visits, filled: Store, shot: Shot) -> None:
+def test_a_trace_is_read_by_keys_and_tabs(visit: Visits, filled: Store) -> None:
     """Rows, what was said, each tab; HTTP is folded away and counted; untrusted text is text."""
     page = visit(filled, f"/traces/{'b' * 32}")
 
@@ -87,7 +87,6 @@ def test_a_trace_is_read_by_keys_and_tabs(visit: Visits, filled: Store, shot: Sh
     assert "<script>alert(2)</script>" in said
     assert "‹U+202E›" in said
     assert "‹U+001B›[31m" in said
-    shot(page, "tree")
     assert violations(page) == []
 
     for tab, told in {
@@ -102,17 +101,15 @@ def test_a_trace_is_read_by_keys_and_tabs(visit: Visits, filled: Store, shot: Sh
         page.wait_for_url(f"**tab={tab}**")
         assert told in page.inner_text("main"), tab
         assert page.locator("main img, main script").count() == 0
-        shot(page, tab)
     assert violations(page) == []
 
 
-def test_a_span_is_rewarded_by_a_key(visit: Visits, filled: Store, shot: Shot) -> None:
+def test_a_span_is_rewarded_by_a_key(visit: Visits, filled: Store) -> None:
     """The reward is there at once, linked to the span; what becomes of a second one is told."""
     page = visit(filled, f"/traces/{'a' * 32}?span={2:016x}")
 
     page.keyboard.press("+")
     page.wait_for_selector("[role=status]")
-    shot(page)
 
     assert "Kept: a reward of 1" in page.inner_text("[role=status]")
     assert "given later" in page.inner_text(".spans")
@@ -160,11 +157,10 @@ AGENT = """
 """
 
 
-def test_a_trace_on_a_small_screen_fits(visit: Visits, filled: Store, shot: Shot) -> None:
+def test_a_trace_on_a_small_screen_fits(visit: Visits, filled: Store) -> None:
     """Nothing is wider than the screen, in the dark too."""
     small = {"viewport": {"width": 390, "height": 800}, "color_scheme": "dark"}
     page = visit(filled, f"/traces/{'b' * 32}?span={12:016x}", **small)
-    shot(page)
 
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert violations(page) == []
@@ -301,10 +297,7 @@ def test_a_match_is_marked_and_the_answer_is_shown(ask: Ask, store: Store) -> No
 def test_lists_are_sorted_by_their_heads(visit: Visits, store: Store) -> None:
     """By links, and so without a script; rollouts without a reward come last either way."""
     for rank, value in enumerate((0.25, 1.0, None, -0.5)):
-        with auto_trace(store=store, rollout_id=f"r{rank}"):
-            emit_action("done")
-            if value is not None:
-                emit_reward(value)
+        act(store, f"r{rank}", value)
     page = visit(store, "/rollouts", java_script_enabled=False)
     orders = []
     for _ in range(2):

@@ -12,11 +12,13 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 import pytest
+from tests.acting import act
 from tests.command import invoke
-from tests.viewer.browsing import KEY, Shot, Visits, violations
+from tests.viewer.browsing import KEY, Visits, violations
 from tests.viewer.client import Asking, AskingOf
+from tests.viewer.spans import call, said
 
-from lightning_otel import Store, auto_trace, emit_action, emit_observation, emit_reward
+from lightning_otel import Store, auto_trace, emit_action, emit_reward
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -24,23 +26,11 @@ from lightning_otel.types import conventions as c
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
-def call(number: int, rollout: str, **attributes: Any) -> Span:
-    """A call of a model; one that failed if it has an error."""
-    said = json.dumps([{"role": "user", "parts": [{"type": "text", "content": HOSTILE}]}])
-    told = json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "yes"}]}])
-    given = {
-        c.OPERATION: c.CHAT,
-        c.ROLLOUT_ID: rollout,
-        c.AGENT_NAME: "writer",
-        c.INPUT_MESSAGES: said,
-        c.OUTPUT_MESSAGES: told,
-    }
-    status = "ERROR" if attributes.pop("failed", False) else "OK"
-    return Span(
-        trace_id=f"{number:032x}", span_id=f"{number:016x}", parent_span_id=None, name="chat m",
-        start_ns=number * 10**9, end_ns=number * 10**9 + 1000, status=status,
-        attributes={**given, **attributes},
-    )  # fmt: skip
+def fail(number: int) -> Span:
+    """A call that failed, in a trace of its own."""
+    own = {c.ROLLOUT_ID: "failing", c.AGENT_NAME: "writer", c.ERROR_TYPE: "Oops"}
+    words = said(("user", HOSTILE)), said(("assistant", "yes"))
+    return call(number, None, *words, trace_id=f"{number:032x}", attributes=own, status="ERROR")
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +43,9 @@ def fill(store: Store) -> Store:
     """The same, in a store that a test changes."""
     for number, reward in enumerate((0.0, 0.5, 1.0, None)):
         agent = "planner" if reward is None else "solver"
-        with auto_trace(store=store, rollout_id=f"r{number}", agent=agent, mode="val"):
-            emit_observation(f"question {number} {HOSTILE}")
-            emit_action(f"answer {number}")
-            if reward is not None:
-                emit_reward(reward)
-    store.add([call(n, "failing", failed=True, **{c.ERROR_TYPE: "Oops"}) for n in (1, 2)])
+        words = {"seen": f"question {number} {HOSTILE}", "said": f"answer {number}"}
+        act(store, f"r{number}", reward, agent=agent, mode="val", **words)
+    store.add(map(fail, (1, 2)))
     store.writer().seal()
     return store
 
@@ -163,7 +150,7 @@ def test_credit_is_a_setting_of_the_address(store: Store, asking: AskingOf) -> N
 
 def test_every_dropped_call_is_listed_with_its_reason(store: Store, asking: AskingOf) -> None:
     """A few of each reason, and all of the one that is asked for, a part at a time."""
-    store.add([call(n, "failing", failed=True, **{c.ERROR_TYPE: "Oops"}) for n in range(1, 250)])
+    store.add(map(fail, range(1, 250)))
     asked = asking(store)
 
     def listed(text: str) -> list[str]:
@@ -202,8 +189,7 @@ def test_rollouts_beyond_what_is_read_are_counted(
     """A page is of the newest rollouts, says of how many, and the older ones are a link away."""
     monkeypatch.setattr("lightning_otel.serve.viewer.transitions.ROLLOUTS", 3)
     for number in range(8):
-        with auto_trace(store=store, rollout_id=f"r{number}"):
-            emit_action("done")
+        act(store, f"r{number}")
     asked = asking(store)
 
     newest, last, every, one = (
@@ -228,28 +214,8 @@ def test_command_names_the_instant_the_page_means(asked: Asking) -> None:
     assert 'name="since" value="2026-11-01"' in page.text
 
 
-ABSURD = {
-    "min_reward=nan": 400,
-    "max_reward=one": 400,
-    "since=yesterday-ish": 400,
-    "capture=perfect": 400,
-    "agents=re:(": 400,
-    "agents=" + "x" * 3000: 400,
-    "mode=a%00b": 400,
-    "page=0": 400,
-    "page=9": 200,
-    "rollout_id=nobody": 404,
-}
-
-
-def test_absurd_fields_are_refused(asked: Asking) -> None:
-    """With a page that says what may stand there."""
-    assert {query: asked.get(f"/transitions?{query}").status for query in ABSURD} == ABSURD
-
-
 @pytest.fixture
 def asked(filled: Store, asking: AskingOf) -> Asking:
-    """The store, served."""
     return asking(filled)
 
 
@@ -258,15 +224,15 @@ def test_downloads_are_what_export_writes(filled: Store, asked: Asking, tmp_path
     for name in ("triplets", "sft", "tokens"):
         place = tmp_path / f"{name}.jsonl"
         done = filled.export(name, place, agents=["solver"])
-        said = asked.get(f"/transitions/export?format={name}&agents=solver")
+        page = asked.get(f"/transitions/export?format={name}&agents=solver")
         rows = asked.get(f"/transitions/download?format={name}&agents=solver")
 
-        assert (said.status, rows.status) == (200, 200)
+        assert (page.status, rows.status) == (200, 200)
         assert rows.body == place.read_bytes()
         assert rows.headers["content-disposition"] == f'attachment; filename="{name}.jsonl"'
-        assert f"{done.rows} row{'' if done.rows == 1 else 's'} will be written" in said.words
+        assert f"{done.rows} row{'' if done.rows == 1 else 's'} will be written" in page.words
         for reason in done.left_out:
-            assert reason in said.words
+            assert reason in page.words
 
     packed = asked.get("/transitions/download?format=kto&agents=solver&as=parquet")
     (tmp_path / "rows.parquet").write_bytes(packed.body)
@@ -339,16 +305,14 @@ def test_the_export_page_counts_what_came_since(store: Store, asking: AskingOf) 
     asked = asking(fill(store))
     for number in (4, 4, 5, 6):
         if number > 4:
-            with auto_trace(store=store, rollout_id=f"later{number}"):
-                emit_action("more")
+            act(store, f"later{number}")
         page = asked.get("/transitions/export?format=triplets")
         assert f"{number} rows will be written" in page.words
 
 
-def test_dropped_call_leads_to_its_trace(visit: Visits, filled: Store, shot: Shot) -> None:
+def test_dropped_call_leads_to_its_trace(visit: Visits, filled: Store) -> None:
     """In a browser: from the count to the reason, the call, and the trace it lies in."""
     page = visit(filled, "/transitions")
-    shot(page)
     wrong = violations(page)
     page.get_by_role("link", name="2 calls dropped").click()
     page.get_by_text("2 calls: ").click()

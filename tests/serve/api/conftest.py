@@ -1,17 +1,14 @@
 """A server with a store that agents have written, asked as a client asks it."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.acting import act
 from tests.serve.serving import JSON, Serving
 from tests.viewer.client import Answer
 
-from lightning_otel import Store, auto_trace, emit_action, emit_reward
-
-pytest.importorskip("hypercorn", reason="needs the extra serve")
+from lightning_otel import Store
 
 
 class Client:
@@ -42,15 +39,10 @@ class Client:
 
     def act(self, name: str, reward: float | None = None, **task: Any) -> None:
         """Have an agent take one step."""
-        with auto_trace(rollout_id=name, store=self.store, task=task or None):
-            emit_action("say", f"hi {name}")
-            if reward is not None:
-                emit_reward(reward)
+        act(self.store, name, reward, task=task or None)
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def client(shared: Serving) -> Client:
     """A client of a server that the tests of a module share."""
-    folder: Path = tmp_path_factory.mktemp("api")
-    with Serving(folder / "traces.duckdb", "--port", "0") as running:
-        yield Client(running)
+    return Client(shared)

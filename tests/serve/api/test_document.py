@@ -4,22 +4,22 @@
 """
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.serve.api.conftest import Client
-from tests.viewer.client import Answer
-
-pytest.importorskip("hypercorn", reason="needs the extra serve")
-
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.applications import Starlette
 from starlette.routing import Match
+from tests.acting import act
+from tests.pages import DOCS, blocks, part, python, ran
+from tests.serve.api.conftest import Client
+from tests.serve.serving import Serving
+from tests.viewer.client import Answer
 
 from lightning_otel import Store
 from lightning_otel.serve import otlp
@@ -32,6 +32,7 @@ from lightning_otel.serve.ingest import Ingester
 from lightning_otel.serve.server import make_access
 from lightning_otel.serve.viewer import ROUTES as PAGES
 
+PAGE = DOCS / "service.md"
 DOCUMENT = document(operations())
 OPERATIONS = [
     (method, path)
@@ -91,21 +92,39 @@ def test_document_tells_of_every_route_and_of_no_other(store: Store) -> None:
     assert served == told
 
 
-def test_server_loads_what_is_asked_for() -> None:
+def test_server_loads_what_is_asked_for(run_python: Callable[..., str]) -> None:
     """Neither the API's models nor what the state beside a store needs, while nobody asks."""
     script = (
         "import sys, lightning_otel.serve.server as _\n"
         "print([name for name in ('pydantic', 'sqlalchemy', 'duckdb') if name in sys.modules])"
     )
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-
-    assert done.stdout.strip() == b"[]"
+    assert run_python(script) == "[]\n"
 
 
 def test_document_is_served(client: Client) -> None:
     """As it stands here."""
     assert client.get("/openapi.json") == json.loads(json.dumps(DOCUMENT))
+
+
+def test_page_runs_and_names_every_operation(tmp_path: Path) -> None:
+    """The server's store has two steps of an agent; its OpenAPI document lists the operations."""
+    here = part(PAGE, __file__)
+    path = tmp_path / ".lightning" / "traces.duckdb"
+    store = Store(path)
+    for name, task in (("r1", {"category": "image"}), ("r2", None)):
+        act(store, name, task=task)
+    with Serving(path, "--port", "0") as running:
+        program = python(here)
+        program[-1] = program[-1].replace("http://127.0.0.1:4318", running.url)
+        done = ran(program, tmp_path)
+        answer = running.ask("GET", "/openapi.json", authorization=f"Bearer {running.key}")
+
+    assert done.stdout == "".join(blocks(here, "text"))
+    page = PAGE.read_text()
+    for operation in json.loads(answer.body)["paths"]:
+        tail = operation.rpartition("/")[2].partition(":")[0].partition("{")[0]
+        assert operation.partition("{")[0] in page or f"…/{tail}" in page, operation
 
 
 def resolved(schema: dict[str, Any]) -> dict[str, Any]:

@@ -46,7 +46,6 @@ class Listening:
 
 @contextmanager
 def listening(client: Client, **headers: str) -> Iterator[Listening]:
-    """Listens until the block ends."""
     connection = http.client.HTTPConnection("127.0.0.1", client.running.port, timeout=20)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     named["Authorization"] = f"Bearer {client.running.key}"

@@ -5,16 +5,17 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.acting import act
+from tests.command import invoke
 from tests.serve.api.conftest import Client
 from tests.serve.serving import JSON, Serving, request_of
+from tests.viewer.client import AskingOf
 from tests.waiting import wait_until
 
-from lightning_otel import Store, auto_trace, emit_action
+from lightning_otel import Store
 from lightning_otel.types import conventions as c
 
 
@@ -121,28 +122,18 @@ def test_an_id_stands_for_one_feedback(client: Client) -> None:
     ["/v1/transitions", "/v1/transitions?limit=5", "/transitions/download?format=triplets"],
 )
 def test_feedback_is_given_before_transitions_are_handed_out(
-    store: Store, served: Callable[..., str], address: str
+    store: Store, asking: AskingOf, address: str
 ) -> None:
     """By no maintenance, which this server has none of: whoever asks gets the reward, once."""
-    key = "k" * 32
-    url = served(store, "", key=key)
-    (told,) = _asked(f"{url}/v1/feedback", key, b'{"rollout_id": "r1", "reward": 0.5}')
-    assert json.loads(told)["status"] == "pending"
-    with auto_trace(store=store, rollout_id="r1"):
-        emit_action("say", "hi")
+    asked, body = asking(store), '{"rollout_id": "r1", "reward": 0.5}'
+    told = asked.ask("POST", "/v1/feedback", body, Content_Type=JSON, Accept=JSON)
+    assert json.loads(told.body)["status"] == "pending"
+    act(store, "r1")
 
-    rows = [_asked(f"{url}{address}", key) for _ in range(2)]
+    rows = [asked.get(address, Accept="*/*").body.splitlines() for _ in range(2)]
 
     assert [[json.loads(row)["reward"] for row in each] for each in rows] == [[0.5], [0.5]]
     assert len(store.sql("SELECT * FROM rewards").rows()) == 1
-
-
-def _asked(url: str, key: str, body: bytes | None = None) -> list[bytes]:
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    request = urllib.request.Request(url, body, headers)
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        found: bytes = answer.read()
-    return found.splitlines()
 
 
 def test_feedback_survives_the_server(tmp_path: Path) -> None:
@@ -153,10 +144,7 @@ def test_feedback_survives_the_server(tmp_path: Path) -> None:
         answer = running.ask("POST", "/v1/feedback", body, content_type=JSON)
         os.kill(running.process.pid, signal.SIGKILL)
         running.process.wait(20)
-    found = subprocess.run(
-        [sys.executable, "-m", "lightning_otel", "doctor", "--store", str(path)],
-        capture_output=True, text=True, timeout=50,
-    )  # fmt: skip
+    found = invoke("doctor", "--store", path)
     with Serving(path, "--port", "0") as running:
         request = request_of(1)
         request.resource_spans[0].scope_spans[0].spans[0].trace_id = bytes.fromhex("ab" * 16)

@@ -57,10 +57,9 @@ def test_pages_of_transitions_are_all_of_them_once(filled: Client) -> None:
     while query:
         answer = filled.ask("GET", f"/v1/transitions?{query}")
         found.append([row["rollout_id"] for row in lines(answer.body)])
-        headers = {name.lower(): value for name, value in answer.headers.items()}
-        cursor = headers.get("next-cursor", "")
+        cursor = answer.headers.get("next-cursor", "")
         query = cursor and f"limit=2&cursor={cursor}"
-        assert f"cursor={cursor}" in headers.get("link", "cursor=")
+        assert f"cursor={cursor}" in answer.headers.get("link", "cursor=")
 
     assert found == [[f"r{index}" for index in range(9)][n : n + 2] for n in range(0, 9, 2)]
     two = filled.ask("GET", "/v1/transitions?limit=1&rollout_id=r1&rollout_id=r3")

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.acting import act
 from tests.serve.api.conftest import Client
 from tests.waiting import wait_until
 
+from lightning_otel import Resources
 from lightning_otel.state import State
 
 NAME = "system_prompt[image]"
@@ -39,17 +41,11 @@ def test_resources_are_published_and_rolled_back(client: Client) -> None:
 
 def test_optimize_answers_with_what_is_known(client: Client) -> None:
     """The version that earned most; the prompt fills it in; a search is asked for once."""
-    from lightning_otel import Resources, auto_trace, emit_action, emit_reward
-
     held = Resources(State(client.store.name))
     held.publish("style[video]", "Plain: {task}")
     held.publish("style[video]", "Lively: {task}")
     for index in range(3):
-        with auto_trace(
-            store=client.store, rollout_id=f"v{index}", resources={"*": {"style[video]": "2"}}
-        ):
-            emit_action("say", "x")
-            emit_reward(0.9)
+        act(client.store, f"v{index}", 0.9, resources={"*": {"style[video]": "2"}})
     asked = {"category": "video", "name": "style", "prompt": "a sunset"}
 
     found = client.post("/optimize", asked)
