@@ -48,6 +48,7 @@ def parse(text: str) -> None:
 
 @tool
 def look_up(query: str) -> str:
+    """Look something up."""
     raise ValueError(f"nothing about {query}")
 
 
