@@ -404,9 +404,9 @@ def test_a_child_ends_with_its_parent(kept: Layout) -> None:
     script = (
         "import sys\n"
         "from lightning_otel.store.layout import Layout\n"
-        "from lightning_otel.views.sandbox import Limits, run_statement, _Process\n"
+        "from lightning_otel.views.sandbox import Limits, run_statement, _ChildProcess\n"
         "text = 'SELECT sum(hash(i)) FROM range(1000000000000) t(i)'\n"
-        "asked = _Process(Layout(sys.argv[1]), text, Limits(wall_s=50), lambda: True)\n"
+        "asked = _ChildProcess(Layout(sys.argv[1]), text, Limits(wall_s=50), lambda: True)\n"
         "print(asked._child.pid, flush=True)\n"
         "asked.message()\n"
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lightning_otel.errors import QueryError
+from lightning_otel.errors import QueryError, StoreError, disk_remedy
 from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
@@ -48,10 +48,17 @@ def hide_progress_bar(con: "duckdb.DuckDBPyConnection") -> None:
 
 
 def new_connection() -> "duckdb.DuckDBPyConnection":
-    """Return an in-memory DuckDB connection that keeps stdout clean."""
+    """Return an in-memory DuckDB connection that keeps stdout clean.
+
+    Raises:
+        StoreError: The process has no file descriptor or no memory left for it.
+    """
     import duckdb
 
-    con = duckdb.connect()
+    try:
+        con = duckdb.connect()
+    except duckdb.Error as exc:
+        raise StoreError(f"cannot start DuckDB: {exc}; {disk_remedy(exc, 'try again')}") from exc
     hide_progress_bar(con)
     return con
 
