@@ -197,3 +197,20 @@ def test_state_that_cannot_be_read_keeps_no_spans_back(cli: Cli, late: Path) -> 
     assert done.returncode == 0, done.stderr
     assert "feedback that waits was not given" in done.stderr
     assert len(done.stdout.splitlines()) == 1
+
+
+def test_facts_are_computed_anew(filled: Store, cli: Cli) -> None:
+    """They tell the same after they were deleted by hand, or by the command."""
+    assert filled.layout is not None
+    act(filled)
+    first = json.loads(cli("facts", "--json", "--store", filled.name).stdout)
+    before = set(filled.layout.facts.glob("facts-*-*.parquet"))
+    again = cli("facts", "--rebuild", "--store", filled.name)
+    after = set(filled.layout.facts.glob("facts-*-*.parquet"))
+
+    assert first["attempts"] == 3
+    assert first["steps"] > 0
+    assert again.stdout.startswith("3 attempts, ")
+    assert json.loads(cli("facts", "--json", "--store", filled.name).stdout) == first
+    assert len(before & after) <= 1  # the empty one that ships
+    assert cli("facts", "--rebuild", "--store", "nowhere.duckdb").returncode == 4

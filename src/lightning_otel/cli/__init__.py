@@ -62,6 +62,7 @@ _GROUPS = {
         "doctor": ("doctor:doctor", "Check versions, instrumentors, settings and the store."),
         "compact": ("maintain:compact", "Merge the store's files; drop old rollouts."),
         "redact": ("maintain:redact", "Remove content from stored spans for good."),
+        "facts": ("maintain:facts", "Compute anew what the store tells of attempts."),
         "completion": ("doctor:completion", "Print a shell completion script."),
     },
 }

@@ -1,4 +1,4 @@
-"""``compact``, ``redact``: stores merged, and masked."""
+"""``compact``, ``redact``, ``facts``: stores merged and masked, and what they tell made anew."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +42,10 @@ _REASONS: Final = {
 _COLUMNS: Final = (
     "redaction_id", "began_ns", "user", "reason", "rules", "spans", "rollouts", "state",
 )  # fmt: skip
+_FACTS: Final = """
+SELECT count(*) FILTER (kind = 'attempt') AS attempts, count(*) FILTER (kind = 'step') AS steps,
+  count(*) FILTER (kind = 'call') AS calls, count(*) FILTER (kind = 'reward') AS rewards
+FROM facts"""
 _GONE: Final = "gone       no file of the store holds it any more"
 _TIMES: Final = ("began_ns", "ended_ns")
 
@@ -306,6 +310,26 @@ def _word_redaction(result: "RedactResult", *, is_dry_run: bool) -> Iterator[str
         yield _word_waiting(result)
     elif not (result.open_spans or result.left or result.aside):
         yield _GONE
+
+
+@click.command()
+@click.option("--rebuild", "is_rebuilt", is_flag=True, help="Delete them, and compute all anew.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@store_option
+def facts(*, is_rebuilt: bool, as_json: bool, store: str | None) -> None:
+    """Compute the facts of attempts that changed: what lists, counts and curves are read from.
+
+    They hold nothing that the spans do not tell, and may be deleted at any time.
+    """
+    opened = Store(store)
+    if is_rebuilt:
+        opened.source.delete_facts()
+    (counts,) = opened.sql(_FACTS)
+    if as_json:
+        print_json(counts)
+        return
+    print_line(", ".join(count_noun(number, name[:-1]) for name, number in counts.items()))
+    suggest("stats", store)
 
 
 def _list_redactions(opened: Store, form: Form | None) -> None:

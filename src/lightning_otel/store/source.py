@@ -218,6 +218,9 @@ class LocalSource(SpanSource):
         moment = Moment(self.layout, prepare, is_shared=True)
         return self if is_fixed else LocalSource(self.layout, moment)
 
+    def _find_facts(self) -> Path:
+        return self.layout.facts
+
     def writer(self) -> SpanWriter:
         """Return this process's writer of the store, made if it is not there."""
         return writer_for(self.layout)
