@@ -205,10 +205,10 @@ def test_a_page_reads_no_bodies(damaged_bodies: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "looks"), [("ls", 2), ("plot", 2), ("export triplets -", 4), ("stats", 5)]
+    ("command", "looks"), [("ls", 3), ("plot", 3), ("export triplets -", 6), ("stats", 6)]
 )
 def test_store_is_prepared_once_for_a_question(store: Store, command: str, looks: int) -> None:
-    """Once for links, and once for the manifest; ``stats`` also measures what lies there."""
+    """Twice for links, once for the manifest; ``stats`` also measures what lies there."""
     store.add(recorded(0))
     assert store.layout is not None
     arguments = [str(store.layout.root), *command.split(), "--store", store.name]

@@ -226,6 +226,7 @@ class LocalSource(SpanSource):
         return writer_for(self.layout)
 
     def _open(self) -> "Con":
+        self.layout.require()  # without a descriptor for it, DuckDB 1.5 would end the process
         return new_connection()
 
     def _read(
@@ -280,6 +281,7 @@ def open_live_connection(layout: Layout) -> "duckdb.DuckDBPyConnection":
         for table in ("spans", "live", "attempts"):
             con.execute(f"DROP TABLE IF EXISTS reading.{table}")
 
+    layout.require()  # first, as above
     return Reader(new_connection(), Moment(layout, prepare), define).con
 
 
