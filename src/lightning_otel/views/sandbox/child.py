@@ -25,7 +25,7 @@ from lightning_otel.store.damage import list_excluded
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.reader import Moment, Reader
 from lightning_otel.store.snapshot import Snapshot
-from lightning_otel.store.source import LocalSource, define_views
+from lightning_otel.store.source import LocalSource, define_views, prepare
 from lightning_otel.store.sql import new_connection
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import FACT_VIEWS, list_views
@@ -84,9 +84,11 @@ def main(job: Mapping[str, Any]) -> None:
 
 def _send_answer(out: int, store: Path, text: str, limits: Limits) -> None:
     layout = Layout(store)
-    # Here facts can be kept, and limits are the statement's: the adapter is ours.
-    names = ("facts",) if any(name in text.lower() for name in FACT_VIEWS) else ()
-    LocalSource(layout).connect(names).con.close()
+    if any(name in text.lower() for name in FACT_VIEWS):
+        # Here they can be kept, and limits are the statement's: the adapter is ours.
+        LocalSource(layout).connect(("facts",)).con.close()
+    else:
+        prepare(layout)
     os.chdir(layout.root)
     # Before DuckDB starts its threads: each is bound by what bound the one that started it.
     landlock.give_up()
