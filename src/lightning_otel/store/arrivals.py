@@ -188,7 +188,6 @@ class Arrivals:
             rows = settled_rows_sql(paths) if paths else none
             con.execute(f"CREATE OR REPLACE VIEW every AS FROM {rows}")
 
-        self._layout.require()  # before DuckDB starts, which ends a process without descriptors
         with (
             tempfile.TemporaryDirectory(prefix="lightning-otel-") as spill,
             bounded_connection(Path(spill)) as con,

@@ -226,7 +226,7 @@ class LocalSource(SpanSource):
         return writer_for(self.layout)
 
     def _open(self) -> "Con":
-        self.layout.require()  # without a descriptor for it, DuckDB 1.5 would end the process
+        self.layout.require()  # a store that is missing is told before a query that is wrong
         return new_connection()
 
     def _read(
@@ -261,7 +261,8 @@ def prepare(layout: Layout) -> Snapshot:
     if is_settling_due(snapshot.unsettled) and settle_for_reader(layout, 1).segments:
         wait_until_visible(layout)
         snapshot = Snapshot.take(layout)
-    if exclude_damage(layout, snapshot.manifest) or snapshot.excluded != list_excluded(layout):
+    damaged = exclude_damage(layout, manifest=snapshot.manifest)
+    if damaged or snapshot.excluded != list_excluded(layout):
         snapshot = Snapshot.take(layout)
     return snapshot
 
@@ -281,7 +282,6 @@ def open_live_connection(layout: Layout) -> "duckdb.DuckDBPyConnection":
         for table in ("spans", "live", "attempts"):
             con.execute(f"DROP TABLE IF EXISTS reading.{table}")
 
-    layout.require()  # first, as above
     return Reader(new_connection(), Moment(layout, prepare), define).con
 
 

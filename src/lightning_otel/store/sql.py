@@ -1,6 +1,7 @@
 """Pieces of SQL text that every query is made of."""
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -56,8 +57,9 @@ def new_connection() -> "duckdb.DuckDBPyConnection":
     import duckdb
 
     try:
+        os.close(os.open(os.devnull, os.O_RDONLY))  # without any, DuckDB 1.5 ends the process
         con = duckdb.connect()
-    except duckdb.Error as exc:
+    except (OSError, duckdb.Error) as exc:
         raise StoreError(f"cannot start DuckDB: {exc}; {disk_remedy(exc, 'try again')}") from exc
     hide_progress_bar(con)
     return con
